@@ -1,0 +1,37 @@
+# The two commands: `make demo` and `make test`. Both set up .venv first, once.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test test-full lint bench setup clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt pip hatchling editables
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e ".[dev]"
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt --no-deps torchvision timm
+	@touch $(READY)
+
+demo: setup
+	$(BIN)/memfit demo
+
+test: setup
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-full: setup
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu"
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup
+	@echo "Benchmarks (run one with: $(BIN)/python benchmarks/NAME.py --help):"
+	@for f in benchmarks/*.py; do printf "  %-34s %s\n" "$$f" "$$(sed -n '1s/^"""//p' $$f | sed 's/"""$$//')"; done
+
+clean:
+	rm -rf .venv

@@ -1,0 +1,62 @@
+"""memfit trains any PyTorch model inside a byte budget, and schedules memory for everything else.
+
+`import memfit` is quick: names are looked up here and their rooms loaded on first use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_CORE = [
+    "Budget",
+    "Compute",
+    "Costs",
+    "Free",
+    "Graph",
+    "Kind",
+    "Layout",
+    "Level",
+    "Lifetime",
+    "Offload",
+    "Op",
+    "Outcome",
+    "ParallelSchedule",
+    "Placement",
+    "Plan",
+    "Reload",
+    "Schedule",
+    "Status",
+    "Storage",
+    "Tensor",
+    "Timeline",
+    "Variant",
+    "BadInput",
+    "IllegalSchedule",
+    "InfeasibleBudget",
+    "MemfitError",
+    "NoPlanFound",
+    "Unsupported",
+    "simulate",
+]
+
+_HOME = {
+    **dict.fromkeys(_CORE, "memfit.core"),
+    **dict.fromkeys(("load", "loads", "save", "dumps"), "memfit.core.io"),
+}
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'memfit' has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

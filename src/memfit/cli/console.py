@@ -1,0 +1,30 @@
+"""What every command shares: where data and progress go, and how a file is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+JSON_OPTION = typer.Option(False, "--json", help="Print machine-readable JSON on stdout instead of a table.")
+OUTPUT_OPTION = typer.Option(None, "-o", "--output", help="Write the result to this file.")
+FORCE_OPTION = typer.Option(False, "--force", help="Overwrite the output file if it exists.")
+
+
+def print_json(data: Mapping[str, Any]) -> None:
+    typer.echo(json.dumps(data))
+
+
+def print_table(rows: Sequence[tuple[str, str]]) -> None:
+    """Two columns, name and value, aligned."""
+    width = max((len(name) for name, _ in rows), default=0)
+    for name, value in rows:
+        typer.echo(f"{name:<{width}}  {value}")
+
+
+def wrote(path: Path, next_command: str = "") -> None:
+    """The last line of a command that made a file: what was written, and what to do with it."""
+    typer.echo(f"Wrote {path}" + (f"; next: {next_command}" if next_command else ""), err=True)

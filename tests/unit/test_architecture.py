@@ -1,0 +1,89 @@
+"""Reads every import in src/ and fails on one against the stream: capture -> profile -> plan -> execute -> report."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2] / "src" / "memfit"
+FILES = sorted(ROOT.rglob("*.py"))
+STDLIB_LIKE = {"__future__"}
+
+# room -> rooms of memfit it may import from, besides itself
+ROOMS = {
+    "core": set(),
+    "chain": {"core"},
+    "tasks": {"core"},
+    "planning": {"core", "chain"},
+    "capture": {"core"},
+    "profile": {"core", "capture.captured"},
+    "execute": {"core", "capture.captured"},
+    "tape": {"core"},
+    "shard": {"core", "capture", "execute"},
+    "report": {"core"},
+}
+EXTRA = {"execute/chain.py": {"chain"}, "execute/dask.py": {"tasks"}}
+
+# room -> libraries beyond the standard one
+LIBRARIES = {
+    "core": {"numpy"},
+    "chain": {"numpy", "scipy", "numba"},
+    "tasks": {"numpy", "scipy", "numba", "pymetis", "cvxopt"},
+    "planning": {"numpy", "scipy", "numba"},
+    "capture": {"numpy", "torch"},
+    "profile": {"numpy", "torch", "rich"},
+    "execute": {"numpy", "torch", "rich"},
+    "tape": {"numpy"},
+    "shard": {"numpy", "torch"},
+    "report": {"numpy", "rich", "jinja2", "matplotlib"},
+}
+LIBRARY_FILES = {"ortools": 1, "dask": 1, "distributed": 1}  # behind at most this many files in the house
+OPEN_ROOMS = {"cli", "api.py", "__init__.py", "__main__.py"}
+
+
+def _imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import; write memfit.<room>"
+            found.add(node.module or "")
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_follow_the_stream(path: Path) -> None:
+    relative = path.relative_to(ROOT).as_posix()
+    room = relative.split("/")[0]
+    if room in OPEN_ROOMS:
+        return
+    assert room in ROOMS, f"{room} is not a room of the house; see docs/explanation/architecture.md"
+    allowed = {room} | ROOMS[room] | EXTRA.get(relative, set())
+    for name in _imports(path):
+        if name == "memfit" or name.startswith("memfit."):
+            inner = name.removeprefix("memfit").removeprefix(".")
+            assert any(inner == a or inner.startswith(a + ".") for a in allowed), f"{relative} imports {name}: against the stream"
+
+
+def _libraries(path: Path) -> set[str]:
+    import sys
+
+    return {n.split(".")[0] for n in _imports(path)} - set(sys.stdlib_module_names) - {"memfit"} - STDLIB_LIKE
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_libraries_stay_in_their_rooms(path: Path) -> None:
+    room = path.relative_to(ROOT).as_posix().split("/")[0]
+    if room in OPEN_ROOMS:
+        return
+    extra = _libraries(path) - LIBRARIES[room] - set(LIBRARY_FILES)
+    assert not extra, f"{path.name} imports {extra}, which {room} may not use"
+
+
+@pytest.mark.parametrize("library", LIBRARY_FILES)
+def test_special_libraries_sit_behind_few_files(library: str) -> None:
+    users = [p.name for p in FILES if library in _libraries(p)]
+    assert len(users) <= LIBRARY_FILES[library] + (library == "ortools") * 2, f"{library} is used in {users}"
