@@ -62,7 +62,8 @@ class Op:
     """Reads tensors, writes tensors. Variant 0 is the op as written here, variant v >= 1 is `variants[v - 1]`.
 
     `inplace_of` holds (output tensor, input tensor) pairs: the output's storage takes over the input's bytes.
-    An op that is not `replayable` (an RNG draw, a mutation) may run once.
+    An op that is not `replayable` (a mutation, the arrival of a gradient) may run once. A `seeded` op draws random
+    numbers: first runs of seeded ops keep their order, and an engine replays one by restoring the generator.
     """
 
     id: int
@@ -70,6 +71,7 @@ class Op:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     replayable: bool = True
+    seeded: bool = False
     inplace_of: tuple[tuple[int, int], ...] = ()
     variants: tuple[Variant, ...] = ()
     where: str = ""
@@ -150,7 +152,9 @@ def _digest(graph: Graph) -> str:
     parts = (
         tuple((s.size_bytes, str(s.kind)) for s in graph.storages),
         tuple(t.storage for t in graph.tensors),
-        tuple((op.name, op.replayable, tuple((f.name, f.inputs, f.outputs, f.inplace_of) for f in op.forms)) for op in graph.ops),
+        tuple(
+            (op.name, op.replayable, op.seeded, tuple((f.name, f.inputs, f.outputs, f.inplace_of) for f in op.forms)) for op in graph.ops
+        ),
         graph.sources,
         graph.results,
     )

@@ -141,6 +141,8 @@ def _write_op(op: Op) -> dict[str, Any]:
     data: dict[str, Any] = {"name": op.name, "inputs": op.inputs, "outputs": op.outputs}
     if not op.replayable:
         data["replayable"] = False
+    if op.seeded:
+        data["seeded"] = True
     if op.inplace_of:
         data["inplace_of"] = op.inplace_of
     if op.variants:
@@ -169,6 +171,7 @@ def _read_op(position: int, item: Fields) -> Op:
         inputs=item.integers("inputs"),
         outputs=item.integers("outputs"),
         replayable=item.boolean("replayable", True),
+        seeded=item.boolean("seeded", False),
         inplace_of=item.pairs("inplace_of", ()),
         variants=tuple(_read_variant(v) for v in item.objects("variants", ())),
         where=item.text("where", ""),

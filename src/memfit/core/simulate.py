@@ -12,6 +12,7 @@ Rules that are easy to get wrong:
 - a storage holds its bytes from the step that allocates it until its Free, whoever reads it or not;
 - a Free that comes while a copy of that storage is under way waits for the copy, and so does an in-place overwrite;
 - an op that runs again while one of its outputs is still there makes a second, scratch copy of it for that step alone;
+- first runs of seeded ops keep op order, else a different random stream is drawn; replays may come anywhere;
 - after Free and a new Compute only the op's own outputs are back: views of them must be made again.
 """
 
@@ -74,6 +75,7 @@ class _Machine:
         self.valid = bytearray(len(graph.tensors))
         self.fate: dict[int, tuple[str, int]] = {}  # storage -> how and when its device copy went
         self.ran = bytearray(len(graph.ops))
+        self.last_draw = -1  # the latest seeded op that ran for the first time
         self.forms: dict[tuple[int, int], _Form] = {}
         self.copies: list[dict[int, tuple[int, ...]]] = [{} for _ in range(num_levels)]  # storage -> tensors saved
         self.held = [0] * num_levels
@@ -100,9 +102,7 @@ class _Machine:
         for tensor in form.inputs:
             if not valid[tensor]:
                 self._refuse_read(step.op, tensor)
-        if self.ran[step.op] and not self.graph.ops[step.op].replayable:
-            self._refuse(f"{self._op(step.op)} ran before and cannot be replayed (it draws random numbers or mutates)")
-        self.ran[step.op] = 1
+        self._check_run(step.op)
         transient = form.workspace_bytes
         for storage, tensors in zip(form.fresh, form.fresh_outputs, strict=True):
             if resident[storage]:
@@ -218,6 +218,17 @@ class _Machine:
             time_ns=self.costs.time_ns(step.op, step.variant),
             workspace_bytes=self.costs.workspace(step.op, step.variant),
         )
+
+    def _check_run(self, op: int) -> None:
+        if self.ran[op]:
+            if not self.graph.ops[op].replayable:
+                self._refuse(f"{self._op(op)} ran before and cannot be replayed")
+            return
+        self.ran[op] = 1
+        if self.graph.ops[op].seeded:
+            if op < self.last_draw:
+                self._refuse(f"{self._op(op)} draws random numbers after {self._op(self.last_draw)}: their order decides the numbers")
+            self.last_draw = op
 
     def _take_over(self, form: _Form) -> None:
         for new, old in form.takeovers:
