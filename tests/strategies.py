@@ -47,12 +47,15 @@ class Shape:
     inplace: bool = True
     variants: bool = True
     once_only: bool = True
+    seeded: bool = True
     zero_sizes: bool = True
     alternatives: bool = False
     dead_values: bool = True
 
 
-PLAIN = Shape(views=False, multi_output=False, inplace=False, variants=False, once_only=False, zero_sizes=False, dead_values=False)
+PLAIN = Shape(
+    views=False, multi_output=False, inplace=False, variants=False, once_only=False, seeded=False, zero_sizes=False, dead_values=False
+)
 """Ops with one output each and nothing else: what the textbook algorithms are about."""
 
 FULL = Shape(alternatives=True)
@@ -149,6 +152,7 @@ def _add_op(draft: _Draft) -> None:
             inputs=inputs,
             outputs=tuple(outputs),
             replayable=not draft.chance(shape.once_only, 0.1),
+            seeded=draft.chance(shape.seeded, 0.12),
             inplace_of=inplace,
             variants=variants,
             where=rng.choice(("", "layers.0")),
@@ -279,13 +283,15 @@ class _Walk:
     resident: set[int] = field(default_factory=set)  # storages on the device
     copies: dict[tuple[int, int], frozenset[int]] = field(default_factory=dict)  # (storage, level) -> tensors saved
     ran: set[int] = field(default_factory=set)
+    last_draw: int = -1
 
     def views(self, storage: int) -> set[int]:
         return {t for t in self.present if self.graph.storage_of(t) == storage}
 
     def may_compute(self, op: int, variant: int) -> bool:
-        inputs = self.graph.ops[op].form(variant).inputs
-        return (op not in self.ran or self.graph.ops[op].replayable) and self.present.issuperset(inputs)
+        written = self.graph.ops[op]
+        in_turn = written.replayable if op in self.ran else not written.seeded or op > self.last_draw
+        return in_turn and self.present.issuperset(written.form(variant).inputs)
 
     def compute(self, op: int, variant: int) -> None:
         form, storage_of = self.graph.ops[op].form(variant), self.graph.storage_of
@@ -297,6 +303,8 @@ class _Walk:
             if storage_of(t) in inputs or storage_of(t) not in before:
                 self.resident.add(storage_of(t))
                 self.present.add(t)
+        if self.graph.ops[op].seeded and op not in self.ran:
+            self.last_draw = op
         self.ran.add(op)
         self.steps.append(Compute(op, variant))
 

@@ -45,6 +45,7 @@ def test_every_feature_turns_up() -> None:
             "in place": any(op.inplace_of for op in graph.ops),
             "in-place variant": any(v.inplace_of for op in graph.ops for v in op.variants),
             "once only": any(not op.replayable for op in graph.ops),
+            "seeded": any(op.seeded for op in graph.ops),
             "zero size": any(s.size_bytes == 0 for s in graph.storages),
             "several producers": any(len(p) > 1 for p in graph.producers),
             "several results": len(graph.results) > 1,

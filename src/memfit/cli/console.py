@@ -9,6 +9,8 @@ from typing import Any
 
 import typer
 
+from memfit.core.errors import one_line
+
 JSON_OPTION = typer.Option(False, "--json", help="Print machine-readable JSON on stdout instead of a table.")
 OUTPUT_OPTION = typer.Option(None, "-o", "--output", help="Write the result to this file.")
 FORCE_OPTION = typer.Option(False, "--force", help="Overwrite the output file if it exists.")
@@ -22,7 +24,7 @@ def print_table(rows: Sequence[tuple[str, str]]) -> None:
     """Two columns, name and value, aligned."""
     width = max((len(name) for name, _ in rows), default=0)
     for name, value in rows:
-        typer.echo(f"{name:<{width}}  {value}")
+        typer.echo(f"{name:<{width}}  {one_line(value)}")
 
 
 def wrote(path: Path, next_command: str = "") -> None:

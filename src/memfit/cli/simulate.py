@@ -10,13 +10,13 @@ import typer
 from memfit.cli.console import FORCE_OPTION, JSON_OPTION, OUTPUT_OPTION, print_json, print_table, wrote
 from memfit.core.budget import Budget
 from memfit.core.costs import Costs, level_name
-from memfit.core.errors import BadInput
+from memfit.core.errors import BadInput, IllegalSchedule
 from memfit.core.graph import Graph
-from memfit.core.io import load, save
+from memfit.core.io import check_target, load, save
 from memfit.core.plan import Plan, Timeline
 from memfit.core.schedule import Compute, Schedule
 from memfit.core.simulate import simulate
-from memfit.core.units import format_bytes, format_ns
+from memfit.core.units import format_bytes, format_ns, parse_bytes
 
 
 def command(
@@ -25,16 +25,28 @@ def command(
     costs: Path | None = typer.Option(None, "--costs", help="A memfit.costs JSON file; without it every op takes 1 ns."),
     budget: str | None = typer.Option(None, "--budget", help='Device bytes that may be held, e.g. "6GiB".'),
     host_budget: str | None = typer.Option(None, "--host-budget", help="Host bytes that may be held."),
+    disk_budget: str | None = typer.Option(None, "--disk-budget", help="Disk bytes that may be held."),
     as_json: bool = JSON_OPTION,
     output: Path | None = OUTPUT_OPTION,
     force: bool = FORCE_OPTION,
 ) -> None:
     """Replay SCHEDULE on GRAPH: refuse it if it is illegal, else print its peak, where it is, and its time."""
+    limits = Budget(
+        device_bytes=None if budget is None else parse_bytes(budget, what="budget"),
+        host_bytes=None if host_budget is None else parse_bytes(host_budget, what="host budget"),
+        disk_bytes=None if disk_budget is None else parse_bytes(disk_budget, what="disk budget"),
+    )
+    if output:
+        check_target(output, force=force)
     the_graph = cast(Graph, load(graph, Graph))
     the_schedule = _load_schedule(schedule)
     the_costs = cast(Costs, load(costs, Costs)) if costs else None
-    limits = Budget() if budget is None else Budget.parse(budget, host_budget)
-    timeline = simulate(the_graph, the_schedule, the_costs, limits)
+    try:
+        timeline = simulate(the_graph, the_schedule, the_costs, limits)
+    except IllegalSchedule as refusal:
+        if as_json:
+            print_json({"status": "ILLEGAL", "step": refusal.step, "cause": refusal.cause})
+        raise
     if as_json:
         print_json(_as_data(the_graph, the_schedule, timeline))
     else:

@@ -19,7 +19,11 @@ class Budget:
 
     def __post_init__(self) -> None:
         for level, limit in enumerate(self.limits):
-            if limit is not None and limit < 0:
+            if limit is None:
+                continue
+            if isinstance(limit, bool) or not isinstance(limit, int):
+                raise BadInput(f'the budget of level {level} is {limit!r}: give whole bytes, or use Budget.parse("6GiB").')
+            if limit < 0:
                 raise BadInput(f"the budget of level {level} is {limit} bytes: a budget cannot be negative.")
 
     @property
@@ -28,7 +32,7 @@ class Budget:
 
     def limit(self, level: int) -> int | None:
         limits = self.limits
-        return limits[level] if level < len(limits) else None
+        return limits[level] if 0 <= level < len(limits) else None
 
     @staticmethod
     def parse(device: int | str, host: int | str | None = None, disk: int | str | None = None) -> Budget:

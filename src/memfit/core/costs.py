@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from memfit.core.errors import BadInput
 from memfit.core.graph import Graph
+from memfit.core.units import MAX_BYTES
 
 DEVICE, HOST, DISK = 0, 1, 2
 """Memory levels: where the step computes, and where copies can wait. Chains may use more levels than these."""
@@ -57,14 +58,22 @@ class Costs:
         if flat and min(flat) < 0:
             raise BadInput(f"costs hold a negative value ({min(flat)}): times and workspaces are at least 0.")
         for level in self.levels:
-            if not all(x >= 0 for x in (level.write_bytes_per_s, level.read_bytes_per_s, level.write_latency_ns, level.read_latency_ns)):
-                raise BadInput("a memory level has a negative or NaN bandwidth or latency: both are at least 0.")
+            _check_level(level)
 
     def time_ns(self, op: int, variant: int = 0) -> int:
         return self.op_time_ns[op] if variant == 0 else self.variant_time_ns[op][variant - 1]
 
     def workspace(self, op: int, variant: int = 0) -> int:
         return self.workspace_bytes[op] if variant == 0 else self.variant_workspace_bytes[op][variant - 1]
+
+
+def _check_level(level: Level) -> None:
+    for bandwidth in (level.write_bytes_per_s, level.read_bytes_per_s):
+        if bandwidth != 0 and not 1e-9 <= bandwidth <= 1e300:
+            raise BadInput(f"a memory level moves {bandwidth} bytes per second: give a finite positive number, or 0 for latency alone.")
+    for latency in (level.write_latency_ns, level.read_latency_ns):
+        if not 0 <= latency <= MAX_BYTES:
+            raise BadInput(f"a memory level has a latency of {latency} ns: give a whole number of at least 0.")
 
 
 def uniform_costs(graph: Graph, *, time_ns: int = 1) -> Costs:

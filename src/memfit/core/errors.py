@@ -8,7 +8,19 @@ from __future__ import annotations
 
 
 class MemfitError(Exception):
-    """The one base class: `except memfit.MemfitError` catches all of ours and nothing else."""
+    """The one base class: `except memfit.MemfitError` catches all of ours and nothing else.
+
+    Names in a message may come from a stranger's file: what a terminal would not print as itself is escaped, so that a
+    message is always one line.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
+
+
+def one_line(text: str) -> str:
+    """The text with control characters, newlines and lone surrogates written as escapes."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class BadInput(MemfitError, ValueError):
@@ -23,6 +35,9 @@ class IllegalSchedule(MemfitError, ValueError):
         self.cause = cause
         where = f"step {step}" if step >= 0 else "the end of the schedule"
         super().__init__(f"illegal schedule at {where}: {cause}")
+
+    def __reduce__(self) -> tuple[type[IllegalSchedule], tuple[int, str]]:
+        return type(self), (self.step, self.cause)  # so that it survives the way back from a worker process
 
 
 class InfeasibleBudget(MemfitError, ValueError):

@@ -13,6 +13,8 @@ from memfit.core.errors import BadInput
 
 _MISSING: Any = object()
 _MAX_INT = 2**63 - 1
+WIDE = 2**127
+"""Sums over many steps (a timeline's bytes and times) may pass 2**63 where no single value does."""
 
 
 class Fields:
@@ -35,8 +37,8 @@ class Fields:
     def is_null(self, key: str) -> bool:
         return self._get(key) is None
 
-    def integer(self, key: str | int, *, minimum: int = -_MAX_INT) -> int:
-        return self._integer(self._get(key), key, minimum)
+    def integer(self, key: str | int, *, minimum: int = -_MAX_INT, maximum: int = _MAX_INT) -> int:
+        return self._integer(self._get(key), key, minimum, maximum)
 
     def number(self, key: str | int) -> float:
         value = self._get(key)
@@ -64,18 +66,18 @@ class Fields:
             raise BadInput(f"{self._where}: {value[:40]!r} is not one of {', '.join(allowed)}.")
         return value
 
-    def integers(self, key: str) -> tuple[int, ...]:
+    def integers(self, key: str, *, minimum: int = -_MAX_INT, maximum: int = _MAX_INT) -> tuple[int, ...]:
         values = self._list(key)
         for value in values:
-            if type(value) is not int or not -_MAX_INT <= value <= _MAX_INT:
-                raise self._wrong(key, "a list of whole numbers", value)
+            if type(value) is not int or not minimum <= value <= maximum:
+                raise self._wrong(key, f"a list of {_describe(minimum, maximum)}s", value)
         return tuple(values)
 
     def optional_integers(self, key: str, *, minimum_length: int) -> tuple[int | None, ...]:
         values = self._list(key)
         if len(values) < minimum_length:
             raise BadInput(f"{self._where}: field {key!r} has {len(values)} entries, at least {minimum_length} are expected.")
-        return tuple(None if v is None else self._integer(v, key, 0) for v in values)
+        return tuple(None if v is None else self._integer(v, key, 0, _MAX_INT) for v in values)
 
     def integer_lists(self, key: str) -> tuple[tuple[int, ...], ...]:
         lists = self._list(key)
@@ -113,9 +115,9 @@ class Fields:
             raise self._wrong(key, "a list", value)
         return list(value)
 
-    def _integer(self, value: Any, key: str | int, minimum: int) -> int:
-        if type(value) is not int or not minimum <= value <= _MAX_INT:
-            raise self._wrong(key, f"a whole number{' of at least 0' if minimum == 0 else ''} below 2**63", value)
+    def _integer(self, value: Any, key: str | int, minimum: int, maximum: int) -> int:
+        if type(value) is not int or not minimum <= value <= maximum:
+            raise self._wrong(key, f"a {_describe(minimum, maximum)}", value)
         return value
 
     def _get(self, key: str | int, default: Any = _MISSING) -> Any:
@@ -126,5 +128,16 @@ class Fields:
         return value
 
     def _wrong(self, key: str | int, expected: str, value: Any) -> BadInput:
-        shown = type(value).__name__ if isinstance(value, (dict, list)) else repr(value)[:40]
-        return BadInput(f"{self._where}: field {key!r} should be {expected}, not {shown}.")
+        return BadInput(f"{self._where}: field {key!r} should be {expected}, not {_show(value)}.")
+
+
+def _describe(minimum: int, maximum: int) -> str:
+    return f"{'non-negative ' if minimum == 0 else ''}whole number below 2**{maximum.bit_length() if maximum == _MAX_INT else 127}"
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else "a list"
+    if isinstance(value, int) and abs(value) >= 2**127:
+        return "an absurdly large number"  # one of thousands of digits cannot even be printed
+    return "null" if value is None else repr(value)[:40]

@@ -12,12 +12,16 @@ storage of its own that *takes over* the bytes of the overwritten one, so every 
 from __future__ import annotations
 
 import hashlib
+import json
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import Any
 
 from memfit.core.errors import BadInput
+from memfit.core.units import MAX_BYTES
 
 
 class Kind(StrEnum):
@@ -115,6 +119,16 @@ class Graph:
         return self.storages[self.tensors[tensor].storage].size_bytes
 
     @cached_property
+    def storage_ids(self) -> tuple[int, ...]:
+        """For each tensor its storage: `storage_of` for inner loops."""
+        return tuple([tensor.storage for tensor in self.tensors])
+
+    @cached_property
+    def known_forms(self) -> dict[tuple[int, int], Any]:
+        """Where `core.forms.form_of` remembers what it looked up."""
+        return {}
+
+    @cached_property
     def producers(self) -> tuple[tuple[int, ...], ...]:
         """For each tensor the ops that can produce it, in op order; its own op comes before fused alternatives."""
         found: list[dict[int, None]] = [{} for _ in self.tensors]
@@ -149,7 +163,7 @@ class Graph:
 
 def _digest(graph: Graph) -> str:
     """Over everything that changes what a schedule means; names and source lines do not."""
-    parts = (
+    parts: tuple[object, ...] = (
         tuple((s.size_bytes, str(s.kind)) for s in graph.storages),
         tuple(t.storage for t in graph.tensors),
         tuple(
@@ -158,7 +172,8 @@ def _digest(graph: Graph) -> str:
         graph.sources,
         graph.results,
     )
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
+    text = json.dumps(parts, separators=(",", ":"), default=operator.index)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _check(graph: Graph) -> None:
@@ -174,6 +189,8 @@ def _check(graph: Graph) -> None:
     for storage in graph.storages:
         if storage.size_bytes < 0:
             raise BadInput(f"storage {storage.id} has {storage.size_bytes} bytes: sizes cannot be negative.")
+    if sum(storage.size_bytes for storage in graph.storages) > MAX_BYTES:
+        raise BadInput("the storages hold more than 2**63 - 1 bytes together: check the sizes.")
     for tensor in graph.tensors:
         if not 0 <= tensor.storage < len(graph.storages):
             raise BadInput(f"tensor {tensor.id} views storage {tensor.storage}, but there are {len(graph.storages)} storages.")
@@ -212,9 +229,18 @@ def _check_order(graph: Graph) -> None:
 
 
 def _check_inplace(graph: Graph, op: Op, form: Op | Variant) -> None:
-    overwritten = [graph.tensors[source].storage for _, source in form.inplace_of]
-    if len(set(overwritten)) != len(overwritten):
-        raise BadInput(f"op {op.id} ({op.name}) overwrites one storage twice: each in-place pair needs a storage of its own.")
+    if not form.inplace_of:
+        return
+    new_storages = [graph.tensors[output].storage for output, _ in form.inplace_of]
+    old_storages = [graph.tensors[source].storage for _, source in form.inplace_of]
+    if len(set(old_storages)) != len(old_storages) or len(set(new_storages)) != len(new_storages):
+        raise BadInput(f"op {op.id} ({op.name}) uses one storage in two in-place pairs: each pair needs storages of its own.")
+    for output in form.outputs:
+        if graph.tensors[output].storage in old_storages:
+            raise BadInput(f"op {op.id} ({op.name}) makes tensor {output} a view of a storage that it overwrites in place.")
+    for source in form.inputs:
+        if graph.tensors[source].storage in new_storages:
+            raise BadInput(f"op {op.id} ({op.name}) reads tensor {source} of the storage that its in-place output is about to become.")
     for output, source in form.inplace_of:
         if output not in form.outputs or source not in form.inputs:
             raise BadInput(f"op {op.id} ({op.name}): in-place pair ({output}, {source}) is not (one of its outputs, one of its inputs).")

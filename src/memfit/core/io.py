@@ -9,8 +9,7 @@ Each `_read_*` names every field it wants; anything else is refused. The datacla
 from __future__ import annotations
 
 import json
-import os
-import tempfile
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,22 +17,27 @@ from typing import Any
 from memfit.core.budget import Budget
 from memfit.core.costs import Costs, Level
 from memfit.core.errors import BadInput
-from memfit.core.fields import Fields
+from memfit.core.fields import WIDE, Fields
+from memfit.core.files import MAX_FILE_BYTES, check_target, read_text, write_text
 from memfit.core.graph import Graph, Kind, Op, Storage, Tensor, Variant
 from memfit.core.outcome import Outcome, Status
 from memfit.core.plan import Layout, Plan, Timeline
 from memfit.core.schedule import Compute, Free, Offload, Reload, Schedule, Step
-from memfit.core.units import format_bytes
 
 VERSION = 1
-MAX_FILE_BYTES = 512 * 2**20
+__all__ = ["MAX_FILE_BYTES", "VERSION", "Artifact", "check_target", "dumps", "load", "loads", "read_text", "save", "write_text"]
+
 Artifact = Graph | Costs | Schedule | Plan | Outcome
 
 
 def dumps(artifact: Artifact) -> str:
     """The JSON text of an artifact; equal artifacts give equal texts."""
     name, write, _ = _format_of(type(artifact))
-    return json.dumps({"format": f"memfit.{name}", "version": VERSION, **write(artifact)}, separators=(",", ":"))
+    data = {"format": f"memfit.{name}", "version": VERSION, **write(artifact)}
+    try:
+        return json.dumps(data, separators=(",", ":"), allow_nan=False, default=operator.index)  # numpy's integers too
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"this {name} cannot be written as JSON ({error}): use whole numbers and finite floats.") from None
 
 
 def loads(text: str | bytes, expected: type[Artifact] | None = None, *, source: str = "input") -> Artifact:
@@ -58,40 +62,9 @@ def load(path: str | Path, expected: type[Artifact] | None = None) -> Artifact:
     return loads(read_text(path), expected, source=str(path))
 
 
-def read_text(path: str | Path) -> bytes:
-    """A file's bytes, refused in one line when it is missing, unreadable or absurdly large."""
-    try:
-        size = os.stat(path).st_size
-        if size > MAX_FILE_BYTES:
-            raise BadInput(f"{path}: {format_bytes(size)} is more than the {format_bytes(MAX_FILE_BYTES)} a memfit file may have.")
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror or error}); check the path.") from None
-
-
 def save(artifact: Artifact, path: str | Path, *, force: bool = False) -> None:
     """Write a file whole or not at all; an existing one is kept unless `force`."""
     write_text(dumps(artifact) + "\n", path, force=force)
-
-
-def write_text(text: str | bytes, path: str | Path, *, force: bool = False) -> None:
-    """Write beside the target and rename: an interrupted run leaves the old file or the new one, never half of one."""
-    target = Path(path)
-    if target.exists() and not force:
-        raise BadInput(f"{target} exists: choose another name, or pass --force to overwrite it.")
-    payload = text.encode() if isinstance(text, str) else text
-    try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    except OSError as error:
-        raise BadInput(f"{target}: cannot be written ({error.strerror or error}); check the folder.") from None
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(payload)
-        os.replace(temporary, target)
-    except OSError as error:
-        raise BadInput(f"{target}: cannot be written ({error.strerror or error}); nothing was changed.") from None
-    finally:
-        Path(temporary).unlink(missing_ok=True)
 
 
 def _parse_json(text: str | bytes, source: str) -> Any:
@@ -117,9 +90,9 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _check_version(data: dict[str, Any], source: str) -> None:
     version = data.get("version")
-    if version != VERSION or isinstance(version, bool):
+    if type(version) is not int or version != VERSION:
         raise BadInput(
-            f"{source}: format version {str(version)[:20]} is not the version {VERSION} this memfit reads; write the file again."
+            f"{source}: format version {ascii(version)[:20]} is not the version {VERSION} this memfit reads; write the file again."
         )
 
 
@@ -265,17 +238,23 @@ def _read_timeline(fields: Fields) -> Timeline:
     by_kind = fields.object("bytes_by_kind")
     kinds = tuple(Kind(by_kind.checked_choice(k, tuple(Kind))) for k in by_kind.names())
     timeline = Timeline(
-        bytes_at_step=fields.integers("bytes_at_step"),
-        peak_bytes=fields.integer("peak_bytes"),
-        peak_step=fields.integer("peak_step"),
-        time_ns=fields.integer("time_ns"),
-        serial_time_ns=fields.integer("serial_time_ns"),
-        compute_time_ns=fields.integer("compute_time_ns"),
+        bytes_at_step=fields.integers("bytes_at_step", minimum=0, maximum=WIDE),
+        peak_bytes=fields.integer("peak_bytes", minimum=0, maximum=WIDE),
+        peak_step=fields.integer("peak_step", minimum=-1),
+        time_ns=fields.integer("time_ns", minimum=0, maximum=WIDE),
+        serial_time_ns=fields.integer("serial_time_ns", minimum=0, maximum=WIDE),
+        compute_time_ns=fields.integer("compute_time_ns", minimum=0, maximum=WIDE),
         kinds=kinds,
-        bytes_by_kind=tuple(by_kind.integers(str(kind)) for kind in kinds),
-        level_peak_bytes=fields.integers("level_peak_bytes"),
+        bytes_by_kind=tuple(by_kind.integers(str(kind), minimum=0, maximum=WIDE) for kind in kinds),
+        level_peak_bytes=fields.integers("level_peak_bytes", minimum=0, maximum=WIDE),
     )
     fields.done()
+    num_steps = len(timeline.bytes_at_step)
+    if timeline.peak_step >= num_steps:
+        raise BadInput(f"the timeline has its peak at step {timeline.peak_step} of {num_steps}: the file was changed; plan again.")
+    for kind, row in zip(kinds, timeline.bytes_by_kind, strict=True):
+        if len(row) != num_steps:
+            raise BadInput(f"the timeline has {len(row)} entries for {kind} and {num_steps} steps: the file was changed; plan again.")
     return timeline
 
 
@@ -301,11 +280,16 @@ def _read_plan(fields: Fields) -> Plan:
         layout=None if fields.is_null("layout") else _read_layout(fields.object("layout")),
     )
     fields.done()
+    if len(plan.timeline.bytes_at_step) != len(plan.schedule.steps):
+        raise BadInput(
+            f"the plan has {len(plan.schedule.steps)} steps and a timeline of {len(plan.timeline.bytes_at_step)}: "
+            "the file was changed; plan again."
+        )
     return plan
 
 
 def _read_layout(fields: Fields) -> Layout:
-    layout = Layout(offsets=fields.integers("offsets"), height_bytes=fields.integer("height_bytes"))
+    layout = Layout(offsets=fields.integers("offsets", minimum=0), height_bytes=fields.integer("height_bytes", minimum=0))
     fields.done()
     return layout
 
@@ -326,8 +310,8 @@ def _read_outcome(fields: Fields) -> Outcome:
     outcome = Outcome(
         status=Status(fields.choice("status", tuple(Status))),
         plan=None if fields.is_null("plan") else _read_plan(fields.object("plan")),
-        lower_bound_ns=fields.integer("lower_bound_ns"),
-        lower_bound_bytes=fields.integer("lower_bound_bytes"),
+        lower_bound_ns=fields.integer("lower_bound_ns", minimum=0, maximum=WIDE),
+        lower_bound_bytes=fields.integer("lower_bound_bytes", minimum=0, maximum=WIDE),
         gap_fraction=None if fields.is_null("gap_fraction") else fields.number("gap_fraction"),
         seconds=fields.number("seconds"),
         reason=fields.text("reason"),

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from memfit.core.costs import DEVICE, Costs, uniform_costs
 from memfit.core.errors import BadInput
+from memfit.core.forms import form_of
 from memfit.core.graph import Graph
 from memfit.core.plan import Layout
 from memfit.core.schedule import Compute, Free, Reload, Schedule
@@ -61,18 +62,14 @@ class _Walk:
         )
 
     def _compute(self, position: int, step: Compute) -> None:
-        form, storage_of = self.graph.ops[step.op].form(step.variant), self.graph.storage_of
-        old_of = {storage_of(new): storage_of(old) for new, old in form.inplace_of}
-        inputs = {storage_of(t) for t in form.inputs}
-        for storage in dict.fromkeys(map(storage_of, form.outputs)):
-            if storage in old_of:
-                self._take_over(storage, old_of[storage], position)
-            elif storage in inputs:
-                continue
-            elif storage in self.live:
+        form = form_of(self.graph, step.op, step.variant)
+        for storage, _ in form.fresh:
+            if storage in self.live:
                 self._scratch(position, self.graph.storages[storage].size_bytes)
             else:
                 self._bear(storage, position)
+        for new, old, _ in form.takeovers:
+            self._take_over(new, old, position)
         self._scratch(position, self.costs.workspace(step.op, step.variant))
 
     def _bear(self, storage: int, position: int) -> None:

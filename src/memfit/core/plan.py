@@ -13,6 +13,7 @@ from memfit.core.schedule import Schedule
 class Timeline:
     """What the judge saw. `bytes_at_step[i]` is what the device holds *during* step i, workspace included.
 
+    `peak_step` is -1 when nothing later exceeds what the sources hold before the first step.
     `time_ns` overlaps copies with compute; `serial_time_ns` adds them up, as the checkpointing literature does.
     `bytes_by_kind` has one row per kind of `kinds`, workspaces counting as temporary. `level_peak_bytes[k]` is the peak
     of level k (0 is the device).

@@ -13,20 +13,24 @@ Rules that are easy to get wrong:
 - a Free that comes while a copy of that storage is under way waits for the copy, and so does an in-place overwrite;
 - an op that runs again while one of its outputs is still there makes a second, scratch copy of it for that step alone;
 - first runs of seeded ops keep op order, else a different random stream is drawn; replays may come anywhere;
-- after Free and a new Compute only the op's own outputs are back: views of them must be made again.
+- after Free and a new Compute only the op's own outputs are back: views of them must be made again;
+- an in-place op whose output is still there lets the overwritten bytes go and keeps that output;
+- sources that alone exceed the budget are refused at step 0, before anything ran.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from itertools import accumulate
+from operator import add
 from typing import NoReturn
 
 from memfit.core.budget import Budget
 from memfit.core.costs import DEVICE, Costs, check_costs, level_name, uniform_costs
 from memfit.core.errors import IllegalSchedule
+from memfit.core.forms import Form, form_of
 from memfit.core.graph import Graph, Kind
 from memfit.core.plan import Timeline
-from memfit.core.schedule import Compute, Free, Offload, Reload, Schedule
+from memfit.core.schedule import Compute, Free, Offload, Reload, Schedule, Step
 from memfit.core.units import format_bytes
 
 KINDS = tuple(Kind)
@@ -38,58 +42,49 @@ def simulate(graph: Graph, schedule: Schedule, costs: Costs | None = None, budge
     if costs is None:
         costs = uniform_costs(graph)
     check_costs(graph, costs)
-    machine = _Machine(graph, costs, budget or Budget())
+    machine = _Machine(graph, costs, budget or Budget(), schedule.steps)
     run = {Compute: machine.compute, Free: machine.free, Offload: machine.offload, Reload: machine.reload}
-    for step in schedule.steps:
-        run[type(step)](step)  # type: ignore[operator]
-        machine.step += 1
+    for machine.step, step in enumerate(schedule.steps):
+        act = run.get(type(step))
+        if act is None:
+            machine.refuse(f"{str(step)[:60]!r} is not a step: Compute, Free, Offload or Reload is expected")
+        act(step)  # type: ignore[operator]
     return machine.finish()
-
-
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """An op form with its storages looked up: what `compute` needs, resolved once per form."""
-
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    input_storages: tuple[int, ...]
-    fresh: tuple[int, ...]  # storages that the form allocates
-    takeovers: tuple[tuple[int, int], ...]  # (new storage, old storage) overwritten in place
-    fresh_outputs: tuple[tuple[int, ...], ...]  # per fresh storage, the tensors made in it
-    view_outputs: tuple[int, ...]
-    time_ns: int
-    workspace_bytes: int
 
 
 class _Machine:
     """The state of a replay. One method per kind of step."""
 
-    def __init__(self, graph: Graph, costs: Costs, budget: Budget) -> None:
-        self.graph, self.costs = graph, costs
+    def __init__(self, graph: Graph, costs: Costs, budget: Budget, steps: tuple[Step, ...]) -> None:
+        self.graph, self.costs, self.steps = graph, costs, steps
         self.step = 0
         num_levels = 1 + len(costs.levels)
         self.limits = [budget.limit(level) for level in range(num_levels)]
         self.sizes = [s.size_bytes for s in graph.storages]
-        self.kind_of = [KINDS.index(s.kind) for s in graph.storages]
+        position = {kind: k for k, kind in enumerate(KINDS)}
+        self.kind_of = [position[s.kind] for s in graph.storages]
         self.resident = bytearray(len(graph.storages))
         self.valid = bytearray(len(graph.tensors))
         self.fate: dict[int, tuple[str, int]] = {}  # storage -> how and when its device copy went
         self.ran = bytearray(len(graph.ops))
         self.last_draw = -1  # the latest seeded op that ran for the first time
-        self.forms: dict[tuple[int, int], _Form] = {}
+        self.once_or_seeded = bytearray([op.seeded or not op.replayable for op in graph.ops])
+        self.tensors_of = graph.tensors_of
+        self.forms: dict[tuple[int, int], tuple[Form, int, int]] = {}  # with its time and workspace
         self.copies: list[dict[int, tuple[int, ...]]] = [{} for _ in range(num_levels)]  # storage -> tensors saved
         self.held = [0] * num_levels
         self.level_peak = [0] * num_levels
-        self.held_by_kind = [0] * len(KINDS)
+        self.change_of_kind = [[0] * (len(steps) + 1) for _ in KINDS]  # at each step, summed up at the end
+        self.transient_at_step = [0] * len(steps)
         self.clock = self.compute_time = self.copy_time = self.last_copy_end = 0
         self.link_free: dict[tuple[int, bool], int] = {}
         self.arriving: dict[int, int] = {}  # storage -> end of its copy in: readers wait for it
         self.leaving: dict[int, int] = {}  # storage -> end of its copy out: Free and overwriting wait for it
         self.copy_ready: dict[tuple[int, int], int] = {}  # (storage, level) -> its copy is complete
         self.bytes_at_step: list[int] = []
-        self.rows: list[list[int]] = [[] for _ in KINDS]
         for tensor in graph.sources:
-            self._allocate(graph.storage_of(tensor))
+            if not self.resident[graph.storage_of(tensor)]:
+                self._allocate(graph.storage_of(tensor), 0)
             self.valid[tensor] = 1
         self.peak, self.peak_step = self.held[DEVICE], -1
         self._check_limit(DEVICE, self.held[DEVICE], "the sources alone")
@@ -97,48 +92,55 @@ class _Machine:
     # -- the four steps ------------------------------------------------------------------------------------------
 
     def compute(self, step: Compute) -> None:
-        form = self._form(step)
-        valid, resident = self.valid, self.resident
+        op, now, valid, resident = step.op, self.step, self.valid, self.resident
+        form, time_ns, transient = self.forms.get((op, step.variant)) or self._resolve(op, step.variant)
         for tensor in form.inputs:
             if not valid[tensor]:
-                self._refuse_read(step.op, tensor)
-        self._check_run(step.op)
-        transient = form.workspace_bytes
-        for storage, tensors in zip(form.fresh, form.fresh_outputs, strict=True):
+                self._refuse_read(op, tensor)
+        if self.once_or_seeded[op]:
+            self._check_run(op)
+        for storage, tensors in form.fresh:
             if resident[storage]:
                 transient += self.sizes[storage]  # a second copy, for this step alone
             else:
-                self._allocate(storage)
+                self._allocate(storage, now)
                 for tensor in tensors:
                     valid[tensor] = 1
-        self._record(transient, f"{self._op(step.op)}")
-        self._await_arrival(form.input_storages)
-        self._take_over(form)
-        for tensor in form.view_outputs:
+        self._record(transient)
+        if self.arriving:
+            for storage in form.input_storages:
+                self.clock = max(self.clock, self.arriving.pop(storage, 0))
+        for new, old, tensors in form.takeovers:
+            self._drop(old, now + 1, "was overwritten in place")
+            if not resident[new]:
+                self._allocate(new, now + 1)
+                for tensor in tensors:
+                    valid[tensor] = 1
+        for tensor in form.views:
             valid[tensor] = 1
-        self.clock += form.time_ns
-        self.compute_time += form.time_ns
+        self.clock += time_ns
+        self.compute_time += time_ns
 
     def free(self, step: Free) -> None:
         self._check_ids(step.storage, step.level)
         if step.level == DEVICE:
             if not self.resident[step.storage]:
-                self._refuse(f"frees storage {step.storage}, which {self._fate(step.storage)}")
-            self._drop(step.storage, "was freed")
+                self.refuse(f"frees storage {step.storage}, which {self._fate(step.storage)}")
+            self._drop(step.storage, self.step, "was freed")
         else:
             if step.storage not in self.copies[step.level]:
-                self._refuse(f"frees storage {step.storage} on the {level_name(step.level)}, where there is no copy of it")
+                self.refuse(f"frees storage {step.storage} on the {level_name(step.level)}, where there is no copy of it")
             self.clock = max(self.clock, self.copy_ready[step.storage, step.level])
             del self.copies[step.level][step.storage]
             self.held[step.level] -= self.sizes[step.storage]
-        self._record(0, "")
+        self._record(0)
 
     def offload(self, step: Offload) -> None:
         self._check_ids(step.storage, step.level, copying=True)
         if not self.resident[step.storage]:
-            self._refuse(f"offloads storage {step.storage}, which {self._fate(step.storage)}")
+            self.refuse(f"offloads storage {step.storage}, which {self._fate(step.storage)}")
         if step.storage in self.copies[step.level]:
-            self._refuse(f"offloads storage {step.storage} to the {level_name(step.level)}, which already holds a copy")
+            self.refuse(f"offloads storage {step.storage} to the {level_name(step.level)}, which already holds a copy")
         saved = tuple(t for t in self.graph.tensors_of[step.storage] if self.valid[t])
         self.copies[step.level][step.storage] = saved
         size = self.sizes[step.storage]
@@ -149,29 +151,31 @@ class _Machine:
         end = self._copy(step.level, False, begin, self.costs.levels[step.level - 1].write_ns(size))
         self.leaving[step.storage] = max(end, self.leaving.get(step.storage, 0))
         self.copy_ready[step.storage, step.level] = end
-        self._record(0, "")
+        self._record(0)
 
     def reload(self, step: Reload) -> None:
         self._check_ids(step.storage, step.level, copying=True)
         if step.storage not in self.copies[step.level]:
-            self._refuse(f"reloads storage {step.storage} from the {level_name(step.level)}, to which it was never offloaded")
+            self.refuse(f"reloads storage {step.storage} from the {level_name(step.level)}, to which it was never offloaded")
         if self.resident[step.storage]:
-            self._refuse(f"reloads storage {step.storage}, which is still on the device")
-        self._allocate(step.storage)
+            self.refuse(f"reloads storage {step.storage}, which is still on the device")
+        self._allocate(step.storage, self.step)
         for tensor in self.copies[step.level][step.storage]:
             self.valid[tensor] = 1
         begin = max(self.clock, self.copy_ready[step.storage, step.level])
         cost = self.costs.levels[step.level - 1].read_ns(self.sizes[step.storage])
         end = self._copy(step.level, True, begin, cost)
         self.arriving[step.storage] = self.copy_ready[step.storage, step.level] = end
-        self._record(0, f"the reload of storage {step.storage}")
+        self._record(0)
 
     def finish(self) -> Timeline:
         self.step = -1
         for tensor in self.graph.results:
             if not self.valid[tensor]:
-                self._refuse(f"never produces result tensor {tensor}: its storage {self._fate(self.graph.storage_of(tensor), tensor)}")
+                self.refuse(f"never produces result tensor {tensor}: its storage {self._fate(self.graph.storage_of(tensor), tensor)}")
         self.level_peak[DEVICE] = self.peak
+        by_kind = [list(accumulate(changes[:-1])) for changes in self.change_of_kind]
+        by_kind[_TEMPORARY] = list(map(add, by_kind[_TEMPORARY], self.transient_at_step))
         return Timeline(
             bytes_at_step=tuple(self.bytes_at_step),
             peak_bytes=self.peak,
@@ -180,84 +184,50 @@ class _Machine:
             serial_time_ns=self.compute_time + self.copy_time,
             compute_time_ns=self.compute_time,
             kinds=KINDS,
-            bytes_by_kind=tuple(map(tuple, self.rows)),
+            bytes_by_kind=tuple(map(tuple, by_kind)),
             level_peak_bytes=tuple(self.level_peak),
         )
 
     # -- bookkeeping ---------------------------------------------------------------------------------------------
 
-    def _form(self, step: Compute) -> _Form:
-        key = (step.op, step.variant)
-        form = self.forms.get(key)
-        if form is None:
-            form = self.forms[key] = self._resolve(step)
-        return form
-
-    def _resolve(self, step: Compute) -> _Form:
-        if not 0 <= step.op < len(self.graph.ops):
-            self._refuse(f"computes op {step.op}, but the graph has {len(self.graph.ops)} ops")
-        op = self.graph.ops[step.op]
-        if not 0 <= step.variant <= len(op.variants):
-            self._refuse(f"computes variant {step.variant} of {self._op(step.op)}, which has {len(op.variants)} variants")
-        form, storage_of = op.form(step.variant), self.graph.storage_of
-        input_storages = tuple(dict.fromkeys(map(storage_of, form.inputs)))
-        takeovers = tuple((storage_of(new), storage_of(old)) for new, old in form.inplace_of)
-        taken = {new for new, _ in takeovers}
-        made: dict[int, list[int]] = {}
-        for tensor in form.outputs:
-            if storage_of(tensor) not in input_storages and storage_of(tensor) not in taken:
-                made.setdefault(storage_of(tensor), []).append(tensor)
-        return _Form(
-            inputs=form.inputs,
-            outputs=form.outputs,
-            input_storages=input_storages,
-            fresh=tuple(made),
-            takeovers=takeovers,
-            fresh_outputs=tuple(map(tuple, made.values())),
-            view_outputs=tuple(t for t in form.outputs if storage_of(t) in input_storages),
-            time_ns=self.costs.time_ns(step.op, step.variant),
-            workspace_bytes=self.costs.workspace(step.op, step.variant),
-        )
+    def _resolve(self, op: int, variant: int) -> tuple[Form, int, int]:
+        if not 0 <= op < len(self.graph.ops):
+            self.refuse(f"computes op {op}, but the graph has {len(self.graph.ops)} ops")
+        if not 0 <= variant <= len(self.graph.ops[op].variants):
+            self.refuse(f"computes variant {variant} of {self._op(op)}, which has {len(self.graph.ops[op].variants)} variants")
+        form = form_of(self.graph, op, variant)
+        found = (form, self.costs.time_ns(op, variant), self.costs.workspace(op, variant))
+        self.forms[op, variant] = found
+        return found
 
     def _check_run(self, op: int) -> None:
         if self.ran[op]:
             if not self.graph.ops[op].replayable:
-                self._refuse(f"{self._op(op)} ran before and cannot be replayed")
+                self.refuse(f"{self._op(op)} ran before and cannot be replayed (it mutates something, or cannot be repeated)")
             return
         self.ran[op] = 1
         if self.graph.ops[op].seeded:
             if op < self.last_draw:
-                self._refuse(f"{self._op(op)} draws random numbers after {self._op(self.last_draw)}: their order decides the numbers")
+                self.refuse(f"{self._op(op)} draws random numbers after op {self.last_draw} did: first draws keep op order")
             self.last_draw = op
 
-    def _take_over(self, form: _Form) -> None:
-        for new, old in form.takeovers:
-            self._drop(old, "was overwritten in place")
-            if not self.resident[new]:
-                self._allocate(new)
-                for tensor in form.outputs:
-                    if self.graph.storage_of(tensor) == new:
-                        self.valid[tensor] = 1
+    def _allocate(self, storage: int, when: int) -> None:
+        """The bytes count from step `when` on."""
+        size = self.sizes[storage]
+        self.resident[storage] = 1
+        self.held[DEVICE] += size
+        self.change_of_kind[self.kind_of[storage]][when] += size
 
-    def _allocate(self, storage: int) -> None:
-        if not self.resident[storage]:
-            self.resident[storage] = 1
-            self.held[DEVICE] += self.sizes[storage]
-            self.held_by_kind[self.kind_of[storage]] += self.sizes[storage]
-
-    def _drop(self, storage: int, how: str) -> None:
-        self.clock = max(self.clock, self.leaving.pop(storage, 0), self.arriving.pop(storage, 0))
+    def _drop(self, storage: int, when: int, how: str) -> None:
+        if self.leaving or self.arriving:
+            self.clock = max(self.clock, self.leaving.pop(storage, 0), self.arriving.pop(storage, 0))
+        size = self.sizes[storage]
         self.resident[storage] = 0
-        self.held[DEVICE] -= self.sizes[storage]
-        self.held_by_kind[self.kind_of[storage]] -= self.sizes[storage]
+        self.held[DEVICE] -= size
+        self.change_of_kind[self.kind_of[storage]][when] -= size
         self.fate[storage] = (how, self.step)
-        for tensor in self.graph.tensors_of[storage]:
+        for tensor in self.tensors_of[storage]:
             self.valid[tensor] = 0
-
-    def _await_arrival(self, storages: tuple[int, ...]) -> None:
-        if self.arriving:
-            for storage in storages:
-                self.clock = max(self.clock, self.arriving.pop(storage, 0))
 
     def _copy(self, level: int, inward: bool, begin: int, cost: int) -> int:
         end = max(begin, self.link_free.get((level, inward), 0)) + cost
@@ -266,39 +236,43 @@ class _Machine:
         self.last_copy_end = max(self.last_copy_end, end)
         return end
 
-    def _record(self, transient: int, what: str) -> None:
+    def _record(self, transient: int) -> None:
         total = self.held[DEVICE] + transient
         self.bytes_at_step.append(total)
-        for row, held in zip(self.rows, self.held_by_kind, strict=True):
-            row.append(held)
         if transient:
-            self.rows[_TEMPORARY][-1] += transient
+            self.transient_at_step[self.step] = transient
         if total > self.peak:
             self.peak, self.peak_step = total, self.step
-            self._check_limit(DEVICE, total, what)
+            limit = self.limits[DEVICE]
+            if limit is not None and total > limit:
+                self._check_limit(DEVICE, total, self._doing())
 
     def _check_limit(self, level: int, total: int, what: str) -> None:
         limit = self.limits[level]
         if limit is not None and total > limit:
-            self._refuse(
+            self.refuse(
                 f"with {what} the {level_name(level)} holds {format_bytes(total)} ({total} bytes), "
-                f"{total - limit} more than its budget of {format_bytes(limit)}"
+                f"{total - limit} more than its budget of {format_bytes(limit)} ({limit} bytes)"
             )
 
     def _check_ids(self, storage: int, level: int, *, copying: bool = False) -> None:
         if not 0 <= storage < len(self.sizes):
-            self._refuse(f"names storage {storage}, but the graph has {len(self.sizes)} storages")
+            self.refuse(f"names storage {storage}, but the graph has {len(self.sizes)} storages")
         if not (1 if copying else 0) <= level < len(self.held):
-            self._refuse(f"names memory level {level}, but the costs know levels {1 if copying else 0} to {len(self.held) - 1}")
+            self.refuse(f"names memory level {level}, but the costs know levels {1 if copying else 0} to {len(self.held) - 1}")
 
     # -- words for errors ----------------------------------------------------------------------------------------
 
-    def _refuse(self, cause: str) -> NoReturn:
+    def refuse(self, cause: str) -> NoReturn:
         raise IllegalSchedule(self.step, cause)
 
     def _refuse_read(self, op: int, tensor: int) -> NoReturn:
         storage = self.graph.storage_of(tensor)
-        self._refuse(f"{self._op(op)} reads tensor {tensor} of storage {storage}, which {self._fate(storage, tensor)}")
+        self.refuse(f"{self._op(op)} reads tensor {tensor} of storage {storage}, which {self._fate(storage, tensor)}")
+
+    def _doing(self) -> str:
+        step = self.steps[self.step]
+        return self._op(step.op) if isinstance(step, Compute) else f"the reload of storage {step.storage}"
 
     def _op(self, op: int) -> str:
         where = self.graph.ops[op].where

@@ -6,6 +6,8 @@ large is not.
 
 from __future__ import annotations
 
+import math
+import operator
 import re
 from fractions import Fraction
 
@@ -29,17 +31,23 @@ MAX_BYTES = 2**63 - 1
 
 def parse_bytes(value: int | str | float, *, what: str = "size") -> int:
     """Bytes from an integer or a text with a unit; `what` names the value in the error."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise BadInput(f"{what} {value!r} is a {type(value).__name__}, not a size: give {_ACCEPTED}.")
     if isinstance(value, str):
         return _parse_text(value, what)
-    if value != value or value in (float("inf"), float("-inf")):
-        raise BadInput(f"{what} {value!r} is not a finite number: give {_ACCEPTED}.")
-    if value < 0:
-        raise BadInput(f"{what} {value} is negative: give {_ACCEPTED}.")
-    if value != int(value):
-        raise BadInput(f"{what} {value!r} is not a whole number of bytes: give {_ACCEPTED}.")
-    return _bounded(int(value), value, what)
+    if isinstance(value, bool) or not (isinstance(value, float) or hasattr(value, "__index__")):
+        raise BadInput(f"{what} {str(value)[:40]!r} is a {type(value).__name__}, not a size: give {_ACCEPTED}.")
+    number = value if isinstance(value, float) else operator.index(value)  # numpy's integers too
+    if isinstance(number, float) and not math.isfinite(number):
+        raise BadInput(f"{what} {number} is not a finite number: give {_ACCEPTED}.")
+    if number < 0:
+        raise BadInput(f"{what} {_shown(number)} is negative: give {_ACCEPTED}.")
+    if number != int(number):
+        raise BadInput(f"{what} {number} is not a whole number of bytes: give {_ACCEPTED}.")
+    return _bounded(int(number), _shown(number), what)
+
+
+def _shown(number: float) -> str:
+    """An integer of thousands of digits cannot be printed, and nobody would read it."""
+    return str(number) if abs(number) < 10**40 else "of more than 40 digits"
 
 
 def _parse_text(text: str, what: str) -> int:
@@ -50,19 +58,20 @@ def _parse_text(text: str, what: str) -> int:
         sign = " is negative" if text.strip().startswith("-") else " cannot be read"
         raise BadInput(f"{what} {shown!r}{sign}: give {_ACCEPTED}.")
     exact = Fraction(match.group(1).replace("_", "")) * factor
-    return _bounded(int(exact), shown, what)  # a fraction of a byte is rounded down: never more than was asked
+    return _bounded(int(exact), repr(shown), what)  # a fraction of a byte is rounded down: never more than was asked
 
 
-def _bounded(num_bytes: int, value: object, what: str) -> int:
+def _bounded(num_bytes: int, shown: str, what: str) -> int:
     if num_bytes > MAX_BYTES:
-        raise BadInput(f"{what} {value!r} is above 2**63 - 1 bytes: give {_ACCEPTED}.")
+        raise BadInput(f"{what} {shown} is above 2**63 - 1 bytes: give {_ACCEPTED}.")
     return num_bytes
 
 
 def format_bytes(num_bytes: int, *, binary: bool = True) -> str:
     """For people: two decimals in the largest unit that leaves at least 1 (6.41 GiB). Rounded."""
     units = _BINARY if binary else _DECIMAL
-    name, factor = max(((n, f) for n, f in units.items() if f <= max(abs(num_bytes), 1)), key=lambda u: u[1])
+    fitting = [(n, f) for n, f in units.items() if f == 1 or abs(num_bytes) >= f * 0.999995]  # 1024.00 KiB is 1.00 MiB
+    name, factor = fitting[-1]
     return f"{num_bytes} B" if factor == 1 else f"{num_bytes / factor:.2f} {name}"
 
 
@@ -76,8 +85,9 @@ def exact_bytes(num_bytes: int, *, binary: bool = True) -> str:
 def format_ns(time_ns: float) -> str:
     """A duration for people: 12.3 ms, 4.56 s."""
     for name, factor in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
-        if abs(time_ns) >= factor:
-            return f"{time_ns / factor:.3g} {name}"
+        scaled = abs(time_ns) / factor
+        if scaled >= 0.9995:  # 999.9 us is printed as 1 ms, not as 1e+03 us
+            return f"{time_ns / factor:.3g} {name}" if scaled < 999.5 else f"{time_ns / factor:.0f} {name}"
     return f"{time_ns:.0f} ns"
 
 
