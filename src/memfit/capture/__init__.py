@@ -1,0 +1,1 @@
+"""Capture: a training step, a tape or a file becomes a Graph. Each source has its own file."""

@@ -1,0 +1,6 @@
+"""Planning: a graph, its costs and a budget become a schedule. One planner per file, all through `plan`."""
+
+from memfit.planning.base import Planner, Problem, Progress
+from memfit.planning.door import PLANNERS, find_planner, plan
+
+__all__ = ["PLANNERS", "Planner", "Problem", "Progress", "find_planner", "plan"]

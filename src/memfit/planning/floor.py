@@ -1,0 +1,106 @@
+"""The bytes and the time no plan can go below, by counting alone.
+
+When an op first makes something every plan must make, its inputs, its outputs, its workspace, all results that must
+exist by then, and what the caller holds are on the device together. The largest such set is a floor on the peak, and
+one that anybody can check by adding up a handful of storages. With several producers the smallest form counts, and only
+what is required whichever producers are chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memfit.core.units import format_bytes
+from memfit.planning.model import Model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floor:
+    """`form` is the op that needs `bytes`; -1 when the start or the end of the step does."""
+
+    bytes: int
+    form: int
+    time_ns: int
+    where: str
+
+    def sentence(self, limit_bytes: int) -> str:
+        return (
+            f"{format_bytes(limit_bytes)} ({limit_bytes} bytes) is below the proven minimum {format_bytes(self.bytes)} "
+            f"({self.bytes} bytes): {self.where}. Try that as a budget, smaller inputs, or other operator variants."
+        )
+
+
+def find_floor(model: Model) -> Floor:
+    a = model.arrays
+    sources = a.base_bytes + int(a.size[a.source].sum())
+    results = a.base_bytes + int(a.size[a.pinned].sum())
+    best, form = max(sources, results), -1
+    where = "the step's inputs alone hold that much" if sources >= results else "its results alone hold that much"
+    earlier = _results_before(model)
+    for s in sorted(required_storages(model)):
+        needs = [(_working_set(model, f, earlier[f]), f) for f in model.producers[s]]
+        if needs and min(needs)[0] > best:
+            best, form = min(needs)
+            count = len(set(model.ins[form]) | set(model.outs[form]) | _members(earlier[form]))
+            where = f"at {model.describe(form)} {count} storages must coexist"
+    return Floor(bytes=best, form=form, time_ns=_least_time(model), where=where)
+
+
+def required_storages(model: Model) -> set[int]:
+    """Storages every plan makes: the results, and whatever all producers of a required storage read."""
+    required: set[int] = set()
+    wanted = [s for s in range(model.num_storages) if model.arrays.pinned[s]]
+    wanted += [s for f, (op, v) in enumerate(model.forms) if v == 0 and not model.graph.ops[op].replayable for s in model.outs[f]]
+    while wanted:
+        s = wanted.pop()
+        if s in required or not model.producers[s]:
+            continue
+        required.add(s)
+        wanted.extend(set.intersection(*(set(model.ins[f]) for f in model.producers[s])))
+    return required
+
+
+def _working_set(model: Model, form: int, earlier: int) -> int:
+    a = model.arrays
+    held = set(model.ins[form]) | _members(earlier)
+    held -= set(model.outs[form])
+    fresh = sum(int(a.size[s]) for s in model.outs[form])
+    return int(a.base_bytes + a.workspace[form] + fresh + sum(int(a.size[s]) for s in held))
+
+
+def _members(bits: int) -> set[int]:
+    found = set()
+    while bits:
+        low = bits & -bits
+        found.add(low.bit_length() - 1)
+        bits ^= low
+    return found
+
+
+def _results_before(model: Model) -> list[int]:
+    """For each form a bit set of results that must exist when it runs, whichever producers a plan chooses."""
+    pinned = model.arrays.pinned
+    of_storage = [0] * model.num_storages
+    of_form = [0] * model.num_forms
+    for f in range(model.num_forms):
+        for s in model.ins[f]:
+            of_form[f] |= of_storage[s] | (1 << s if pinned[s] else 0)
+        for s in (*model.outs[f], *(new for new, _ in model.takes[f])):
+            ops = {model.forms[g][0] for g in model.producers[s]}
+            if len(ops) == 1 and f == model.producers[s][-1]:  # another op could make it with other ancestors: claim nothing
+                common = of_form[f]
+                for g in model.producers[s]:
+                    common &= of_form[g]
+                of_storage[s] = common
+    return of_form
+
+
+def _least_time(model: Model) -> int:
+    """Every required storage is made at least once, by its cheapest form; an op that makes several counts once."""
+    least: dict[int, int] = {}
+    for s in required_storages(model):
+        ops = {model.forms[f][0] for f in model.producers[s]}
+        if len(ops) == 1:
+            op = next(iter(ops))
+            least[op] = max(least.get(op, 0), min(int(model.arrays.time[f]) for f in model.producers[s]))
+    return sum(least.values())

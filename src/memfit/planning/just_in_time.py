@@ -1,0 +1,91 @@
+"""The just-in-time builder: what was dropped is recomputed right before the op that reads it, and no earlier.
+
+    agenda   a  b  c  d │ D  C  B  A          after the turn (│) only the kept values are there
+    keep     {b}        │
+    result   a  b  c  d │ D  c' C  B  a' A    c' from b, a' from nothing
+
+The result is a sequence with repeats whose lifetimes follow from it; executions nobody reads any more (a value that
+only the second half uses, and that is recomputed there) disappear, which *sinks* them at no cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numba import njit  # type: ignore[import-untyped, unused-ignore]
+
+from memfit.planning.model import Arrays, Flags, Ints, Model
+from memfit.planning.replay import drop_dead
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def build(a: Arrays, agenda: Ints, turn: int, keep: Flags, maker: Ints) -> Ints:
+    """Run `agenda`; after its position `turn` drop every storage not in `keep`; recompute missing inputs by `maker`."""
+    num = len(a.size)
+    have = a.source.copy()
+    once = np.zeros(num, np.bool_)
+    out = np.empty(64 + 4 * len(agenda), np.int64)
+    stack = np.empty(64 + 4 * len(a.time), np.int64)
+    n = 0
+    ran = np.zeros(len(a.time), np.bool_)
+    longest = 64 * (len(agenda) + 16)  # in-place makers could chase each other for ever
+    for i in range(len(agenda)):
+        stack[0] = agenda[i]
+        top = 1
+        while top > 0 and n < longest:
+            f = stack[top - 1]
+            if top > 1 or a.replayable[f] or not ran[f]:
+                missing = False
+                for k in range(a.in_ptr[f], a.in_ptr[f + 1]):
+                    s = a.in_idx[k]
+                    if not have[s] and maker[s] >= 0:
+                        if top == len(stack):
+                            stack = np.concatenate((stack, np.empty(len(stack), np.int64)))
+                        stack[top] = maker[s]
+                        top += 1
+                        missing = True
+                        break
+                if missing:
+                    continue
+                if n == len(out):
+                    out = np.concatenate((out, np.empty(len(out), np.int64)))
+                out[n] = f
+                n += 1
+                ran[f] = True
+                for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
+                    have[a.out_idx[k]] = True
+                    once[a.out_idx[k]] |= not a.replayable[f]
+                for k in range(a.take_ptr[f], a.take_ptr[f + 1]):
+                    have[a.take_old[k]] = False
+                    have[a.take_new[k]] = True
+                    once[a.take_new[k]] |= not a.replayable[f]
+            top -= 1
+        if i == turn:
+            for s in range(num):
+                if not keep[s] and not a.source[s] and not a.pinned[s] and not once[s]:
+                    have[s] = False
+    return out[:n]
+
+
+def default_makers(model: Model) -> Ints:
+    """For each storage the form that makes it again: its default producer, unless that may run only once."""
+    makers = np.full(model.num_storages, -1, np.int64)
+    for s, forms in enumerate(model.producers):
+        if forms:
+            makers[s] = forms[0]
+    return makers
+
+
+def keep_at(model: Model, turn: int, keep: Iterable[int], agenda: Ints | None = None, makers: Ints | None = None) -> Ints:
+    """The sequence that keeps exactly `keep` at the turn of the agenda and recomputes the rest when it is read."""
+    order = np.array(model.agenda, np.int64) if agenda is None else agenda
+    flags = np.zeros(model.num_storages, np.bool_)
+    flags[np.fromiter(keep, np.int64)] = True
+    chosen = default_makers(model) if makers is None else makers
+    return np.asarray(drop_dead(model.arrays, build(model.arrays, order, turn, flags, chosen)))
+
+
+def turning_point(model: Model, usage: Ints) -> int:
+    """Where the keep-all step holds most: the turn from forward to backward, as far as memory is concerned."""
+    return int(np.argmax(usage)) if len(usage) else 0

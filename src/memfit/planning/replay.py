@@ -1,0 +1,141 @@
+"""The fast judge: peak, time and bytes per position of a sequence of forms, compiled with numba and cached on disk.
+
+    position   0   1   2   3   4   5          usage[p] = what the device holds while position p runs
+    forms      a   b   c   d   b   e
+    b's output     ├───┤       ├───┤          two lives: first made at 1 and read at 2, made again at 4 and read at 5
+
+The same rules as `core.simulate`, on the reduced model: a property test holds the two equal. Everything here is a
+pure function of arrays; planners call it thousands of times a second.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit  # type: ignore[import-untyped, unused-ignore]
+
+from memfit.planning.model import Arrays, Ints
+
+INVALID = -1
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def measure(a: Arrays, seq: Ints, usage: Ints) -> tuple[int, int]:
+    """Fill `usage[:len(seq)]` and return (peak, time); peak is INVALID if a form reads what is not there."""
+    n = len(seq)
+    num = len(a.size)
+    start = np.full(num, -1, np.int64)
+    last = np.full(num, -1, np.int64)
+    ran = np.zeros(len(a.time), np.bool_)
+    diff = np.zeros(n + 2, np.int64)
+    time = 0
+    initial = a.base_bytes
+    for s in range(num):
+        if a.source[s]:
+            start[s] = 0
+            initial += a.size[s]
+    for p in range(n):
+        f = seq[p]
+        if ran[f] and not a.replayable[f]:
+            return INVALID, 0
+        ran[f] = True
+        time += a.time[f]
+        for k in range(a.in_ptr[f], a.in_ptr[f + 1]):
+            s = a.in_idx[k]
+            if start[s] < 0:
+                return INVALID, 0
+            last[s] = p
+        diff[p] += a.workspace[f]
+        diff[p + 1] -= a.workspace[f]
+        for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
+            s = a.out_idx[k]
+            if start[s] >= 0:
+                if a.pinned[s]:  # a second copy, for this step alone
+                    diff[p] += a.size[s]
+                    diff[p + 1] -= a.size[s]
+                    continue
+                diff[start[s]] += a.size[s]
+                diff[last[s] + 1] -= a.size[s]
+            start[s] = p
+            last[s] = p
+        for k in range(a.take_ptr[f], a.take_ptr[f + 1]):
+            old = a.take_old[k]
+            diff[start[old]] += a.size[old]
+            diff[p + 1] -= a.size[old]
+            start[old] = -1
+            new = a.take_new[k]
+            if start[new] >= 0:
+                if a.pinned[new]:
+                    continue
+                diff[start[new]] += a.size[new]
+                diff[last[new] + 1] -= a.size[new]
+            start[new] = p + 1
+            last[new] = p
+    for s in range(num):
+        if start[s] >= 0:
+            if a.pinned[s]:
+                last[s] = n - 1
+            if last[s] >= start[s]:
+                diff[start[s]] += a.size[s]
+                diff[last[s] + 1] -= a.size[s]
+        elif a.pinned[s]:
+            return INVALID, 0
+    peak = initial
+    held = a.base_bytes
+    for p in range(n):
+        held += diff[p]
+        usage[p] = held
+        if held > peak:
+            peak = held
+    return peak, time
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+def drop_dead(a: Arrays, seq: Ints) -> Ints:
+    """The sequence without executions nobody reads. Ops that run once stay, and so does the first run of a result."""
+    n = len(seq)
+    num = len(a.size)
+    first = np.full(num, -1, np.int64)
+    for p in range(n):
+        f = seq[p]
+        for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
+            if first[a.out_idx[k]] < 0:
+                first[a.out_idx[k]] = p
+        for k in range(a.take_ptr[f], a.take_ptr[f + 1]):
+            if first[a.take_new[k]] < 0:
+                first[a.take_new[k]] = p
+    needed = np.zeros(num, np.bool_)
+    keep = np.zeros(n, np.bool_)
+    for p in range(n - 1, -1, -1):
+        f = seq[p]
+        live = not a.replayable[f]
+        for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
+            s = a.out_idx[k]
+            live |= (first[s] == p) if a.pinned[s] else needed[s]
+        for k in range(a.take_ptr[f], a.take_ptr[f + 1]):
+            s = a.take_new[k]
+            live |= (first[s] == p) if a.pinned[s] else needed[s]
+        if not live:
+            continue
+        keep[p] = True
+        for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
+            needed[a.out_idx[k]] = False
+        for k in range(a.take_ptr[f], a.take_ptr[f + 1]):
+            needed[a.take_new[k]] = False
+        for k in range(a.in_ptr[f], a.in_ptr[f + 1]):
+            needed[a.in_idx[k]] = True
+    return seq[keep]
+
+
+def peak_and_time(a: Arrays, seq: Ints) -> tuple[int, int]:
+    usage = np.empty(len(seq), np.int64)
+    peak, time = measure(a, seq, usage)
+    return int(peak), int(time)
+
+
+def usage_of(a: Arrays, seq: Ints) -> Any:
+    """Bytes held at each position of a valid sequence."""
+    usage = np.empty(len(seq), np.int64)
+    measure(a, seq, usage)
+    return usage
