@@ -45,6 +45,7 @@ _CORE = [
 _HOME = {
     **dict.fromkeys(_CORE, "memfit.core"),
     **dict.fromkeys(("load", "loads", "save", "dumps"), "memfit.core.io"),
+    "plan": "memfit.planning",
 }
 
 __all__ = ["__version__", *_HOME]

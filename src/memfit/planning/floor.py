@@ -36,6 +36,8 @@ def find_floor(model: Model) -> Floor:
     results = a.base_bytes + int(a.size[a.pinned].sum())
     best, form = max(sources, results), -1
     where = "the step's inputs alone hold that much" if sources >= results else "its results alone hold that much"
+    if model.partial:
+        return Floor(bytes=sources, form=-1, time_ns=0, where="the step's inputs alone hold that much")
     earlier = _results_before(model)
     for s in sorted(required_storages(model)):
         needs = [(_working_set(model, f, earlier[f]), f) for f in model.producers[s]]
@@ -50,7 +52,6 @@ def required_storages(model: Model) -> set[int]:
     """Storages every plan makes: the results, and whatever all producers of a required storage read."""
     required: set[int] = set()
     wanted = [s for s in range(model.num_storages) if model.arrays.pinned[s]]
-    wanted += [s for f, (op, v) in enumerate(model.forms) if v == 0 and not model.graph.ops[op].replayable for s in model.outs[f]]
     while wanted:
         s = wanted.pop()
         if s in required or not model.producers[s]:

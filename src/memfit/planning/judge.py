@@ -58,6 +58,4 @@ def judged(
 
 
 def _shrug(problem: Problem, bound_ns: int, bound_bytes: int, reason: str) -> Outcome:
-    return Outcome(
-        status=Status.UNKNOWN, lower_bound_ns=bound_ns, lower_bound_bytes=bound_bytes, seconds=problem.seconds, reason=reason
-    )
+    return Outcome(status=Status.UNKNOWN, lower_bound_ns=bound_ns, lower_bound_bytes=bound_bytes, seconds=problem.seconds, reason=reason)

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-from numba import njit  # type: ignore[import-untyped, unused-ignore]
 
+from memfit.planning.kernel import kernel
 from memfit.planning.model import Arrays, Flags, Ints, Model
 from memfit.planning.replay import drop_dead
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+@kernel
 def build(a: Arrays, agenda: Ints, turn: int, keep: Flags, maker: Ints) -> Ints:
     """Run `agenda`; after its position `turn` drop every storage not in `keep`; recompute missing inputs by `maker`."""
     num = len(a.size)

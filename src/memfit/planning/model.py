@@ -42,7 +42,9 @@ class Arrays(NamedTuple):
     size: Ints
     time: Ints
     workspace: Ints
+    op: Ints  # the op of a form: what runs once, or draws random numbers, is an op
     replayable: Flags
+    seeded: Flags  # first runs keep op order
     pinned: Flags  # results that are not sources: held from their first production to the end
     source: Flags  # present at the start and free to go after their last use
     base_bytes: int  # held throughout, whatever the plan
@@ -63,6 +65,8 @@ class Model:
     needs_of_tensor: tuple[tuple[int, ...], ...]
     agenda: tuple[int, ...]
     arrays: Arrays
+    partial: bool
+    """The graph can do odd things that the model leaves out: plans are still judged, but nothing is proven from it."""
 
     @property
     def num_forms(self) -> int:
@@ -107,17 +111,22 @@ class _Builder:
     def __init__(self, graph: Graph, costs: Costs) -> None:
         self.graph, self.costs = graph, costs
         of = graph.storage_of
-        self.sources, self.results = set(map(of, graph.sources)), set(map(of, graph.results))
-        self.fixed = self.sources & self.results
+        self.sources = set(map(of, graph.sources))
         self.sizes = [s.size_bytes for s in graph.storages]
         self.view_op: dict[int, int] = {}
         self.marker: dict[int, int] = {}  # tensor made as a view by an op that also allocates -> a zero-byte stand-in
         self.unrepeatable: set[int] = set()
+        self.roots: dict[int, tuple[int, set[int]]] = {}  # storage -> its default producer and the tensors that makes in it
+        self.odd_forms = 0
         self._find_views()
         self.needs = self._tensor_needs()
+        self.results = {s for t in graph.results for s in self.needs[t]}
+        self.fixed = self.sources & self.results
+        self.odd_results = len(self.results - set(map(of, graph.results)))  # a view returned, remade from more than its storage
 
     def _is_view_op(self, op: Op) -> bool:
-        return bool(op.outputs) and not op.variants and not op.inplace_of and all(self.graph.is_view(op, t) for t in op.outputs)
+        plain = op.outputs and op.replayable and not op.seeded and not op.variants and not self.costs.workspace(op.id)
+        return bool(plain) and not op.inplace_of and all(self.graph.is_view(op, t) for t in op.outputs)
 
     def _find_views(self) -> None:
         provided = set(self.graph.sources)
@@ -158,6 +167,9 @@ class _Builder:
             if self._is_view_op(op):
                 continue
             for variant, form in enumerate(op.forms):
+                if self._is_odd(op.id, form):
+                    self.odd_forms += 1
+                    continue
                 forms.append((op.id, variant))
                 ins.append(self._ins(form))
                 takes.append(tuple((self.graph.storage_of(a), self.graph.storage_of(b)) for a, b in form.inplace_of))
@@ -176,7 +188,24 @@ class _Builder:
             needs_of_tensor=self.needs,
             agenda=_default_agenda(self.graph, forms, ins, producers, self.needs, arrays),
             arrays=arrays,
+            partial=bool(self.marker or self.odd_forms or self.odd_results),
         )
+
+    def _is_odd(self, op: int, form: Op | Variant) -> bool:
+        """Forms no planner uses: they overwrite a result or remake a source, or make only part of what others make in a storage."""
+        of = self.graph.storage_of
+        if any(of(old) in self.results for _, old in form.inplace_of):
+            return True
+        read = {of(t) for t in form.inputs}
+        made: dict[int, set[int]] = {}
+        for t in form.outputs:
+            if of(t) not in read:
+                made.setdefault(of(t), set()).add(t)
+        for s, tensors in made.items():
+            home, roots = self.roots.setdefault(s, (op, tensors))
+            if s in self.sources or not roots <= tensors or (s in self.unrepeatable and home != op):
+                return True
+        return False
 
     def _ins(self, form: Op | Variant) -> tuple[int, ...]:
         return tuple(s for s in dict.fromkeys(s for t in form.inputs for s in self.needs[t]) if s not in self.fixed)
@@ -225,6 +254,8 @@ class _Builder:
             time=np.array([self.costs.time_ns(*f) for f in forms], np.int64),
             workspace=np.array([self.costs.workspace(*f) for f in forms], np.int64),
             replayable=np.array([self.graph.ops[f[0]].replayable and i not in once for i, f in enumerate(forms)], np.bool_),
+            op=np.array([f[0] for f in forms], np.int64),
+            seeded=np.array([self.graph.ops[f[0]].seeded for f in forms], np.bool_),
             pinned=np.array([s in self.results and s not in self.sources for s in range(num)], np.bool_),
             source=np.array([s in self.sources and s not in self.results for s in range(num)], np.bool_),
             base_bytes=sum(self.sizes[s] for s in self.fixed),
@@ -241,14 +272,14 @@ def _default_agenda(
 ) -> tuple[int, ...]:
     """What the plain step runs: the first producer of everything a result needs, and whatever cannot be replayed.
 
-    An op that runs only once draws random numbers or mutates: leaving it out would change what the step does.
+    An op that draws random numbers or runs only once is never left out: that would change what the step does.
     """
     ready = np.zeros(len(arrays.size), np.bool_)
     ready[[graph.storage_of(t) for t in graph.sources]] = True
     wanted = [s for t in graph.results for s in needs[t]]
     chosen: set[int] = set()
     for f, (op, variant) in enumerate(forms):
-        if variant == 0 and not graph.ops[op].replayable:
+        if variant == 0 and (graph.ops[op].seeded or not graph.ops[op].replayable):
             chosen.add(f)
             wanted.extend(ins[f])
     while wanted:

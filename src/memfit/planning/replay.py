@@ -13,21 +13,22 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit  # type: ignore[import-untyped, unused-ignore]
 
+from memfit.planning.kernel import kernel
 from memfit.planning.model import Arrays, Ints
 
 INVALID = -1
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+@kernel
 def measure(a: Arrays, seq: Ints, usage: Ints) -> tuple[int, int]:
     """Fill `usage[:len(seq)]` and return (peak, time); peak is INVALID if a form reads what is not there."""
     n = len(seq)
     num = len(a.size)
     start = np.full(num, -1, np.int64)
     last = np.full(num, -1, np.int64)
-    ran = np.zeros(len(a.time), np.bool_)
+    ran = np.zeros(a.op.max() + 1 if len(a.op) else 1, np.bool_)
+    last_draw = -1
     diff = np.zeros(n + 2, np.int64)
     time = 0
     initial = a.base_bytes
@@ -37,9 +38,16 @@ def measure(a: Arrays, seq: Ints, usage: Ints) -> tuple[int, int]:
             initial += a.size[s]
     for p in range(n):
         f = seq[p]
-        if ran[f] and not a.replayable[f]:
-            return INVALID, 0
-        ran[f] = True
+        op = a.op[f]
+        if ran[op]:
+            if not a.replayable[f]:
+                return INVALID, 0
+        else:
+            ran[op] = True
+            if a.seeded[f]:
+                if op < last_draw:
+                    return INVALID, 0
+                last_draw = op
         time += a.time[f]
         for k in range(a.in_ptr[f], a.in_ptr[f + 1]):
             s = a.in_idx[k]
@@ -91,14 +99,18 @@ def measure(a: Arrays, seq: Ints, usage: Ints) -> tuple[int, int]:
     return peak, time
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator, unused-ignore]
+@kernel
 def drop_dead(a: Arrays, seq: Ints) -> Ints:
-    """The sequence without executions nobody reads. Ops that run once stay, and so does the first run of a result."""
+    """The sequence without executions nobody reads. First draws, ops that run once and the first run of a result stay."""
     n = len(seq)
     num = len(a.size)
     first = np.full(num, -1, np.int64)
+    draw = np.zeros(n, np.bool_)
+    ran = np.zeros(a.op.max() + 1 if len(a.op) else 1, np.bool_)
     for p in range(n):
         f = seq[p]
+        draw[p] = a.seeded[f] and not ran[a.op[f]]
+        ran[a.op[f]] = True
         for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
             if first[a.out_idx[k]] < 0:
                 first[a.out_idx[k]] = p
@@ -109,7 +121,7 @@ def drop_dead(a: Arrays, seq: Ints) -> Ints:
     keep = np.zeros(n, np.bool_)
     for p in range(n - 1, -1, -1):
         f = seq[p]
-        live = not a.replayable[f]
+        live = draw[p] or not a.replayable[f]
         for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
             s = a.out_idx[k]
             live |= (first[s] == p) if a.pinned[s] else needed[s]

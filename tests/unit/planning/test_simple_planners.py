@@ -1,0 +1,130 @@
+"""The planners that are always available: each judged plan stays inside, none is faster than the step itself."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from tests.strategies import random_costs, random_training_graph
+
+import memfit
+from memfit.core.errors import BadInput, InfeasibleBudget, NoPlanFound
+from memfit.core.outcome import Status
+from memfit.core.schedule import Compute
+from memfit.core.simulate import simulate
+from memfit.planning import PLANNERS, plan
+from memfit.planning.sequence import schedule_from_ops
+from memfit.planning.sqrt_segments import SqrtSegments
+
+SIMPLE = ("keep_all", "sqrt_segments", "drop_cheap", "greedy")
+
+
+def _chain(num_layers: int = 16, size_bytes: int = 100) -> memfit.Graph:
+    """A forward and backward chain: backward i reads activation i and the incoming gradient."""
+    storages, ops = [memfit.Storage(id=0, size_bytes=size_bytes, kind=memfit.Kind.INPUT)], []
+    for i in range(num_layers):
+        storages.append(memfit.Storage(id=len(storages), size_bytes=size_bytes))
+        ops.append(memfit.Op(id=i, name="relu", inputs=(i,), outputs=(i + 1,)))
+    incoming = num_layers
+    for i in reversed(range(num_layers)):
+        storages.append(memfit.Storage(id=len(storages), size_bytes=size_bytes))
+        ops.append(memfit.Op(id=len(ops), name="backward", inputs=(i, incoming), outputs=(len(storages) - 1,)))
+        incoming = len(storages) - 1
+    tensors = tuple(memfit.Tensor(id=s.id, storage=s.id) for s in storages)
+    return memfit.Graph(ops=tuple(ops), tensors=tensors, storages=tuple(storages), sources=(0,), results=(0, incoming))
+
+
+@pytest.mark.parametrize("planner", SIMPLE)
+def test_a_plan_without_a_limit_is_the_step_itself(planner: str) -> None:
+    graph = _chain()
+    outcome = plan(graph, planner=planner)
+    assert outcome.status is Status.OPTIMAL
+    assert sorted(c.op for c in outcome.require_plan().schedule.computes) == list(range(len(graph.ops)))
+
+
+@pytest.mark.parametrize("planner", ["sqrt_segments", "greedy"])
+def test_half_the_memory_of_a_chain(planner: str) -> None:
+    graph = _chain()
+    whole = plan(graph, planner="keep_all").require_plan().timeline
+    outcome = plan(graph, budget=whole.peak_bytes // 2, planner=planner)
+    found = outcome.require_plan()
+    assert found.timeline.peak_bytes <= whole.peak_bytes // 2
+    assert whole.time_ns < found.timeline.time_ns <= 1.5 * whole.time_ns  # one extra forward at most
+    assert simulate(graph, found.schedule, None, found.budget).time_ns == found.timeline.time_ns
+
+
+def test_square_root_of_the_memory() -> None:
+    """k segments of n / k: about 2 sqrt(n) activations instead of n, for one more forward."""
+    graph = _chain(100)
+    found = plan(graph, budget=100 * 26, planner=SqrtSegments(num_segments=10)).require_plan()
+    assert found.timeline.time_ns <= 300
+
+
+@pytest.mark.parametrize("planner", SIMPLE)
+def test_plans_stay_inside_on_random_training_graphs(planner: str) -> None:
+    found = 0
+    for seed in range(60):
+        rng = Random(seed)
+        graph = random_training_graph(rng, max_layers=6)
+        costs = random_costs(rng, graph, max_levels=0)
+        whole = plan(graph, costs, planner="keep_all").require_plan().timeline
+        budget = int(whole.peak_bytes * rng.uniform(0.85, 1.1))
+        outcome = plan(graph, costs, budget, planner=planner)
+        if outcome.plan is None:
+            assert outcome.status in (Status.INFEASIBLE, Status.UNKNOWN)
+            assert outcome.status is Status.UNKNOWN or outcome.lower_bound_bytes > budget
+            continue
+        found += 1
+        assert outcome.plan.timeline.peak_bytes <= budget
+        assert outcome.plan.timeline.time_ns >= outcome.lower_bound_ns >= whole.time_ns
+    assert found > 5
+
+
+def test_infeasible_says_why_and_where() -> None:
+    graph = _chain()
+    outcome = plan(graph, budget=350, planner="keep_all")
+    assert outcome.status is Status.INFEASIBLE
+    with pytest.raises(InfeasibleBudget, match="proven minimum") as caught:
+        outcome.require_plan()
+    assert caught.value.minimum_bytes == 400
+    assert "backward" in str(caught.value)
+
+
+def test_gave_up_is_not_infeasible() -> None:
+    outcome = plan(_chain(), budget=500, planner="keep_all")
+    assert outcome.status is Status.UNKNOWN
+    with pytest.raises(NoPlanFound, match="500 B"):
+        outcome.require_plan()
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(BadInput, match="known are auto"):
+        plan(_chain(), planner="banana")
+    with pytest.raises(BadInput, match="budget"):
+        plan(_chain(), budget="banana")
+    with pytest.raises(BadInput, match="time limit"):
+        plan(_chain(), time_limit_s=float("nan"))
+
+
+@pytest.mark.parametrize("planner", sorted(PLANNERS))
+def test_every_planner_takes_the_empty_step(planner: str) -> None:
+    empty = memfit.Graph(ops=(), tensors=(), storages=(), sources=(), results=())
+    outcome = plan(empty, budget=0, planner=planner, time_limit_s=1)
+    assert outcome.status is Status.OPTIMAL
+    assert outcome.require_plan().schedule.steps == ()
+
+
+def test_views_are_made_again_after_a_recomputation() -> None:
+    """relu -> view -> use, dropped, recomputed: the view must be re-emitted before the second use."""
+    storages = tuple(memfit.Storage(id=i, size_bytes=8) for i in range(4))
+    tensors = tuple(memfit.Tensor(id=i, storage=s) for i, s in enumerate((0, 1, 1, 2, 3)))
+    ops = (
+        memfit.Op(id=0, name="relu", inputs=(0,), outputs=(1,)),
+        memfit.Op(id=1, name="view", inputs=(1,), outputs=(2,)),
+        memfit.Op(id=2, name="first", inputs=(2,), outputs=(3,)),
+        memfit.Op(id=3, name="second", inputs=(2, 3), outputs=(4,)),
+    )
+    graph = memfit.Graph(ops=ops, tensors=tensors, storages=storages, sources=(0,), results=(0, 4))
+    schedule = schedule_from_ops(graph, [(0, 0), (2, 0), (0, 0), (3, 0)])
+    assert [s.op for s in schedule.steps if isinstance(s, Compute)] == [0, 1, 2, 0, 1, 3]
+    assert simulate(graph, schedule).peak_bytes == 32
