@@ -1,1 +1,1 @@
-"""Capture: a training step, a tape or a file becomes a Graph. Each source has its own file."""
+"""A training step -> Graph. `step.capture` traces a PyTorch model; `node_link` reads published graphs from files."""

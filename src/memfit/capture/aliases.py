@@ -1,0 +1,45 @@
+"""Which outputs of an aten op are views of an input, and how many bytes a fresh output takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memfit.core.errors import Unsupported
+
+# These alias their first argument though their schema does not say so.
+_UNDECLARED_VIEWS = {"aten::_unsafe_view", "aten::_reshape_alias", "aten::lift_fresh", "aten::detach", "aten::alias"}
+
+
+def viewed_argument(target: Any, output: int) -> int | None:
+    """The position of the argument that output number `output` of the op is a view of, or None when it is fresh."""
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        return None
+    if schema.name in _UNDECLARED_VIEWS:
+        return 0
+    returns = schema.returns
+    declared = returns[min(output, len(returns) - 1)].alias_info if returns else None
+    if declared is None:
+        return None
+    if declared.is_write:
+        raise Unsupported(f"{schema.name} writes into its input after functionalization: use its out-of-place form in the model.")
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and set(argument.alias_info.before_set) & set(declared.before_set):
+            return position
+    return None
+
+
+def allocated_bytes(sample: torch.Tensor, granularity: int) -> int:
+    """Bytes that the allocator hands out for a tensor of this shape and strides."""
+    if sample.numel() == 0:
+        return 0
+    if sample.layout is not torch.strided:
+        raise Unsupported(f"a {sample.layout} tensor appears in the step: memfit plans dense tensors; convert it with to_dense().")
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(sample.shape, sample.stride(), strict=True))
+    return round_up(extent * sample.element_size(), granularity)
+
+
+def round_up(num_bytes: int, granularity: int) -> int:
+    return -(-num_bytes // granularity) * granularity

@@ -1,0 +1,84 @@
+"""What capture hands to profile and execute: the Graph, and what each op is in torch's terms.
+
+Captured.calls[i]  runs op i:   target(*args, **kwargs) -> tensors `outputs`
+Ref(t)             inside args stands for tensor t of the graph
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+
+from memfit.core.graph import Graph
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Stands for a tensor of the graph inside a call's arguments."""
+
+    tensor: int
+
+
+class Role(Enum):
+    """What an op is to an engine."""
+
+    CALL = "call"  # run target(*args)
+    BACKWARD_BEGINS = "backward_begins"  # outputs leave, gradients of outputs arrive
+    ACCUMULATE = "accumulate"  # a gradient is put into .grad
+    OPTIMIZER = "optimizer"  # the caller's optimizer.step(): seen by the plan, run by the caller
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpCall:
+    """`outputs[k]` is the tensor id of the target's k-th output, None where it returns none; `unpack` if it returns a tuple."""
+
+    role: Role = Role.CALL
+    target: Callable[..., Any] | None = None
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    outputs: tuple[int | None, ...] = ()
+    unpack: bool = False
+    index: int = -1  # ACCUMULATE: position of the parameter or input among the sources
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Convention:
+    """How values enter and leave. Sources are listed in call order: parameters, buffers, input tensors, constants.
+
+    `outputs` are the model's output leaves: a tensor id, or a plain value. `differentiable` says which outputs have a
+    gradient, in the order of `tangents`. `mutations` are (source position, tensor with its new value).
+    """
+
+    sources: tuple[int, ...]
+    num_parameters: int
+    num_buffers: int
+    num_inputs: int
+    outputs: tuple[Any, ...]
+    output_spec: Any
+    differentiable: tuple[int, ...]
+    tangents: tuple[int, ...]
+    mutations: tuple[tuple[int, int], ...]
+    constants: tuple[torch.Tensor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """A captured step. `samples[t]` is a fake tensor like tensor t: shape, strides, type and device without memory."""
+
+    graph: Graph
+    calls: tuple[OpCall, ...]
+    convention: Convention
+    samples: tuple[torch.Tensor | None, ...]
+    device: torch.device
+    has_backward: bool
+    accumulates: bool
+    fixed_workspace: tuple[tuple[int, int], ...] = ()  # (op, bytes) known without measuring: the loss outside, the optimizer step
+
+    @property
+    def boundary(self) -> int:
+        """The op at which backward begins, or the number of ops when there is no backward."""
+        return next((i for i, c in enumerate(self.calls) if c.role is Role.BACKWARD_BEGINS), len(self.calls))

@@ -1,0 +1,59 @@
+"""Branches that look like they depend on data but do not: `if (position_ids.diff() == 1).all()` over an arange.
+
+While a model is traced its tensors have no values. This mode computes alongside, for real, what follows from constants
+alone (arange, ones, full, ... and functions of them, while small), and answers `.item()` and `bool()` from there. Anything
+that depends on an input or a parameter is left alone and refused later, by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
+
+_MAX_ELEMENTS = 1 << 20
+_MAKERS = {torch.arange, torch.ones, torch.zeros, torch.full, torch.tensor, torch.linspace, torch.eye}
+_ANSWERS = {torch.Tensor.item, torch.Tensor.__bool__, torch.Tensor.__int__, torch.Tensor.__float__, torch.Tensor.tolist}
+
+
+class KnownConstants(TorchFunctionMode):
+    """Answers for tensors whose values follow from constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: Any = WeakIdKeyDictionary()  # by identity: == on tensors is an op
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _ANSWERS and isinstance(args[0], torch.Tensor) and args[0] in self.known:
+            return _really(func, (self.known[args[0]],), {})
+        result = func(*args, **kwargs)
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        name = getattr(func, "__name__", "")
+        if name == "__setitem__" or (name.endswith("_") and not name.startswith("__")) or "out" in kwargs:
+            for tensor in tensors:
+                self.known.pop(tensor, None)  # written in place: its value is no longer what we computed
+        elif isinstance(result, torch.Tensor) and result.numel() <= _MAX_ELEMENTS and self._follows(func, tensors):
+            self._learn(result, func, args, kwargs)
+        return result
+
+    def _follows(self, func: Any, tensors: list[torch.Tensor]) -> bool:
+        return all(t in self.known for t in tensors) if tensors else func in _MAKERS
+
+    def _learn(self, result: torch.Tensor, func: Any, args: Any, kwargs: Any) -> None:
+        real_args, real_kwargs = tree_map(lambda x: self.known[x] if isinstance(x, torch.Tensor) else x, (args, kwargs))
+        try:
+            value = _really(func, real_args, real_kwargs)
+        except (RuntimeError, TypeError, ValueError, IndexError):
+            return  # not computable outside the trace: simply not known
+        if isinstance(value, torch.Tensor) and value.shape == result.shape:
+            self.known[result] = value
+
+
+def _really(func: Any, args: Any, kwargs: Any) -> Any:
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+        return func(*args, **kwargs)

@@ -1,0 +1,69 @@
+"""How a model is called: example inputs as people give them, flattened to tensors and a recipe to rebuild the call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from memfit.core.errors import BadInput
+
+
+class Inputs:
+    """Positional and keyword arguments together: `memfit.Inputs(x, mask=m)`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.args, self.kwargs = args, kwargs
+
+    @staticmethod
+    def of(example: Any) -> Inputs:
+        """A tuple or list is positional, a mapping is keywords, a single tensor is one argument."""
+        if isinstance(example, Inputs):
+            return example
+        if isinstance(example, Mapping):
+            return Inputs(**{str(k): v for k, v in example.items()})
+        if isinstance(example, (tuple, list)):
+            return Inputs(*example)
+        if isinstance(example, torch.Tensor):
+            return Inputs(example)
+        raise BadInput(
+            f"example_inputs is a {type(example).__name__}: give a tuple (positional), a dict (keywords) or memfit.Inputs(*args, **kwargs)."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A flattened call. `tensors` are the tensor leaves in order; `static` holds the other leaves, None where a tensor goes."""
+
+    tensors: tuple[torch.Tensor, ...]
+    static: tuple[Any, ...]
+    is_tensor: tuple[bool, ...]
+    spec: pytree.TreeSpec
+
+    @staticmethod
+    def flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        is_tensor = tuple(isinstance(x, torch.Tensor) for x in leaves)
+        static = tuple(None if t else x for x, t in zip(leaves, is_tensor, strict=True))
+        return Call(tuple(x for x, t in zip(leaves, is_tensor, strict=True) if t), static, is_tensor, spec)
+
+    def rebuild(self, tensors: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs) with these tensors in place of the example's."""
+        feed = iter(tensors)
+        leaves = [next(feed) if t else x for x, t in zip(self.static, self.is_tensor, strict=True)]
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return args, kwargs
+
+    def key(self) -> tuple[Any, ...]:
+        """Equal for calls that one plan can serve: same structure, shapes, layouts, types and plain values."""
+        shapes = tuple((tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad) for t in self.tensors)
+        return (shapes, tuple(map(_static_key, self.static)), str(self.spec))
+
+
+def _static_key(value: Any) -> Any:
+    if isinstance(value, (int, float, bool, str, type(None), torch.dtype, torch.device)):
+        return (type(value).__name__, value)
+    return (type(value).__name__, id(value))

@@ -1,0 +1,170 @@
+"""Everything private to torch that capture needs: the joint forward+backward graph of a model, traced on fake tensors.
+
+The model's parameters and buffers are handed in as inputs (tied ones once), the call is traced with its backward, and the
+result is an fx graph over aten ops with a description on every input and output. Nothing is computed or allocated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._functorch import config as functorch_config
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from memfit.capture.constants import KnownConstants
+from memfit.capture.inputs import Call
+from memfit.capture.where import recording_where
+from memfit.core.errors import Unsupported
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joint:
+    """The traced step. `inputs`/`outputs` are torch's descriptors, in graph order."""
+
+    module: torch.fx.GraphModule
+    output_spec: pytree.TreeSpec
+    output_leaves: tuple[Any, ...]  # None where the graph gives a tensor, else the plain value
+    num_parameters: int
+    num_buffers: int
+
+
+def trace(model: nn.Module, call: Call, *, loss_fn: Callable[..., Any] | None = None, num_targets: int = 0, training: bool = True) -> Joint:
+    """Trace `model(call)`, or `loss_fn(model(inputs), *targets)` where the last `num_targets` positional arguments are targets."""
+    cloned: frozenset[int] = frozenset()
+    for _ in range(2):
+        step = _Step(model, call, loss_fn, num_targets, cloned)
+        joint, aliases = _export(model, step, call, training)
+        if not aliases:
+            break
+        cloned = aliases  # outputs that share memory with each other or with inputs are given their own, then traced again
+    return joint
+
+
+class _Step(nn.Module):
+    """Takes parameters and buffers as its own, so that each appears once however often the model ties it."""
+
+    def __init__(self, model: nn.Module, call: Call, loss_fn: Callable[..., Any] | None, num_targets: int, cloned: frozenset[int]) -> None:
+        super().__init__()
+        self._plain = (model, call, loss_fn, num_targets, cloned)  # in a tuple: not registered as a submodule
+        self._names: list[tuple[str, str]] = []
+        mode = _fake_mode(model, call)
+        self.tensors = tuple(_movable(t, mode) for t in call.tensors)
+        for i, (name, parameter) in enumerate(model.named_parameters()):
+            self.register_parameter(f"parameter_{i}", _movable(parameter, mode))
+            self._names.append((f"parameter_{i}", name))
+        for i, (name, buffer) in enumerate(model.named_buffers()):
+            self.register_buffer(f"buffer_{i}", _movable(buffer, mode))
+            self._names.append((f"buffer_{i}", name))
+        self.output_spec: pytree.TreeSpec | None = None
+        self.output_leaves: tuple[Any, ...] = ()
+
+    def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        model, call, loss_fn, num_targets, cloned = self._plain
+        args, kwargs = call.rebuild(tensors)
+        inputs, targets = (args[: len(args) - num_targets], args[len(args) - num_targets :]) if num_targets else (args, ())
+        state = {name: getattr(self, own) for own, name in self._names}
+        result = torch.func.functional_call(model, state, inputs, kwargs)
+        if loss_fn is not None:
+            result = loss_fn(result, *targets)
+        leaves, self.output_spec = pytree.tree_flatten(result)
+        self.output_leaves = tuple(None if isinstance(x, torch.Tensor) else x for x in leaves)
+        found = [x for x in leaves if isinstance(x, torch.Tensor)]
+        return [x.clone() if i in cloned else x for i, x in enumerate(found)]
+
+
+def _fake_mode(model: nn.Module, call: Call) -> FakeTensorMode:
+    """The mode of tensors that are fake already, so that all of the step shares it."""
+    for tensor in (*model.parameters(), *model.buffers(), *call.tensors):
+        if isinstance(tensor, FakeTensor):
+            return tensor.fake_mode
+    return FakeTensorMode()
+
+
+def _movable(tensor: torch.Tensor, mode: FakeTensorMode) -> Any:
+    """A tensor on the meta device becomes a fake one on the CPU, so that the ops traced are those of a real device."""
+    if tensor.device.type != "meta" or isinstance(tensor, FakeTensor):
+        return tensor
+    with mode:
+        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(fake, requires_grad=tensor.requires_grad)
+        return fake.requires_grad_(tensor.requires_grad) if tensor.requires_grad else fake
+
+
+def _export(model: nn.Module, step: _Step, call: Call, training: bool) -> tuple[Joint, frozenset[int]]:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(training))
+        stack.enter_context(_settings())
+        stack.enter_context(recording_where(model))
+        stack.enter_context(KnownConstants())
+        try:
+            exported = aot_export_joint_with_descriptors(stack, step, step.tensors, decompositions={})
+        except Exception as error:
+            raise _refusal(error) from error
+    metadata = exported._aot_state.fw_metadata
+    aliases = frozenset(
+        i
+        for i, info in enumerate(metadata.output_info)
+        if info.requires_grad and info.output_type.name not in ("non_alias", "custom_function_view")
+    )
+    _check_mutations(metadata, step)
+    assert step.output_spec is not None
+    joint = Joint(
+        module=exported.graph_module,
+        output_spec=step.output_spec,
+        output_leaves=step.output_leaves,
+        num_parameters=len(exported.params_spec),
+        num_buffers=len(exported.buffers_spec),
+    )
+    return joint, aliases - step._plain[4]
+
+
+@contextlib.contextmanager
+def _settings() -> Iterator[None]:
+    """Backward outside autocast, as `loss.backward()` runs it; static shapes."""
+    patches: dict[str, Any] = {}
+    if hasattr(functorch_config, "backward_pass_autocast"):
+        patches["backward_pass_autocast"] = "off"
+    with functorch_config.patch(patches):
+        yield
+
+
+def _check_mutations(metadata: Any, step: _Step) -> None:
+    num_state = len(step._names)
+    for position, info in enumerate(metadata.input_info):
+        if info.mutates_metadata:
+            raise Unsupported(
+                f"input {position - num_state} has its shape or strides changed in place: pass a copy, or change it outside the model."
+            )
+        if info.mutates_data and position >= num_state and info.requires_grad:
+            raise Unsupported(
+                f"input {position - num_state} requires a gradient and is overwritten in place: clone it inside the model first."
+            )
+
+
+def _refusal(error: Exception) -> Unsupported:
+    """Name the unsupported thing, and the way round it."""
+    text, kind = str(error), type(error).__name__
+    if "DataDependent" in kind or "data-dependent" in text or "GuardOnDataDependent" in kind or "_local_scalar_dense" in text:
+        return Unsupported(
+            f"the model's control flow or shapes depend on tensor values ({_first_line(text)}), so one plan cannot serve every step: "
+            "use torch.where or fixed shapes, or fit the part of the model without it."
+        )
+    if "Cannot access data pointer" in text or "non-Fake Tensor" in text or "fake mode" in text.lower():
+        return Unsupported(
+            f"the model uses a tensor that is neither a parameter, a buffer nor an input ({_first_line(text)}): register it with register_buffer."
+        )
+    return Unsupported(
+        f"the model could not be traced ({kind}: {_first_line(text)}): check that it runs on these inputs; fit a smaller part of it."
+    )
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0][:200] if text.strip() else "no message"

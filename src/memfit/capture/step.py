@@ -1,0 +1,45 @@
+"""`capture`: a model, how it is called, and what surrounds it -> Captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from memfit.capture.captured import Captured
+from memfit.capture.inputs import Call
+from memfit.capture.joint import trace
+from memfit.capture.lower import CUDA_GRANULARITY, Setting, lower
+from memfit.capture.optimizer import optimizer_bytes
+
+
+def capture(
+    model: nn.Module,
+    call: Call,
+    *,
+    loss_fn: Callable[..., Any] | None = None,
+    num_targets: int = 0,
+    optimizer: torch.optim.Optimizer | None = None,
+    accumulates: bool = False,
+    reserve_bytes: int = 0,
+    training: bool = True,
+) -> Captured:
+    """Trace one training step (or, with `training=False`, one inference) on fake tensors. Allocates nothing."""
+    joint = trace(model, call, loss_fn=loss_fn, num_targets=num_targets, training=training)
+    sources = (*model.parameters(), *model.buffers(), *call.tensors)
+    granularity = CUDA_GRANULARITY if any(t.device.type == "cuda" for t in sources) else 1
+    names = (
+        *(n for n, _ in model.named_parameters()),
+        *(n for n, _ in model.named_buffers()),
+        *(f"input {i}" for i in range(len(call.tensors))),
+    )
+    setting = Setting(
+        sources=sources,
+        names=names,
+        reserve_bytes=reserve_bytes,
+        accumulates=accumulates,
+        optimizer=optimizer_bytes(optimizer, granularity=granularity) if optimizer is not None else None,
+    )
+    return lower(joint, setting)

@@ -1,0 +1,217 @@
+"""A schedule as straight-line Python: one line per op, one `del` per Free, split where backward begins.
+
+    def forward(s, rng):                           def backward(saved, tangents, put, rng):
+        s0, s1, s2 = s                                 v3, s1 = saved
+        v3 = f0(s2, s0, s1)                            saved.clear()
+        v4 = f1(v3)                                    v9 = f2(tangents[0], v3)
+        del v3                                         put(1, v9, True)
+        return [v4], [], [...]                         return None
+
+A tuple is unpacked at once and dropped, since it would pin every output. A replayed random op restores the generator it
+drew from the first time. Locals are the only references, so `del` frees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from memfit.capture.captured import Captured, OpCall, Ref, Role
+from memfit.core.errors import Unsupported
+from memfit.core.schedule import Compute, Free, Schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Compiled code for one schedule. `backward` is None for an inference."""
+
+    forward: Callable[..., tuple[list[Any], list[Any], list[Any]]]
+    backward: Callable[..., None] | None
+    source: str
+
+
+def generate(captured: Captured, schedule: Schedule) -> Program:
+    return _Writer(captured, schedule).program()
+
+
+class _Writer:
+    def __init__(self, captured: Captured, schedule: Schedule) -> None:
+        self.captured, self.schedule = captured, schedule
+        self.graph = captured.graph
+        self.globals: dict[str, Any] = {}
+        self.known: dict[int, str] = {}  # id of a constant -> its global name
+        self.lines: list[str] = []
+        self.names: dict[int, str] = {}  # tensor -> variable that holds it now
+        self.held: dict[int, set[int]] = {}  # storage -> tensors with a variable
+        self.replayed = self._replayed_draws()
+        self.drawn: set[int] = set()
+        self.in_backward = False
+        self.used_in_backward = self._names_used_in_backward()
+
+    def program(self) -> Program:
+        for position, tensor in enumerate(self.captured.convention.sources):
+            self._bind(tensor, f"s{position}")
+        forward: list[str] = []
+        for step in self.schedule.steps:
+            if isinstance(step, Compute):
+                if self.captured.calls[step.op].role is Role.BACKWARD_BEGINS:
+                    self._leave_forward()
+                    forward, self.lines = self.lines, []
+                    self._enter_backward()
+                else:
+                    self._compute(step)
+            elif isinstance(step, Free):
+                self._free(step.storage)
+            else:
+                raise Unsupported(f"the eager engine cannot run {step}: plan without offload.")
+        if not self.in_backward:
+            self._leave_forward()
+            forward, self.lines = self.lines, []
+        return self._compile(forward, self.lines if self.in_backward else None)
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def _compute(self, step: Compute) -> None:
+        call = self.captured.calls[step.op]
+        if step.variant:
+            raise Unsupported(f"the eager engine cannot run variant {step.variant} of op {step.op}: plan without variants.")
+        if call.role is Role.ACCUMULATE:
+            self._accumulate(step.op, call)
+        elif call.role is Role.CALL:
+            self._call(step.op, call)
+
+    def _call(self, op: int, call: OpCall) -> None:
+        arguments = [self._render(a) for a in call.args] + [f"{k}={self._render(v)}" for k, v in call.kwargs.items()]
+        text = f"{self._constant(call.target, 'f')}({', '.join(arguments)})"
+        seeded = self.graph.ops[op].seeded and op in self.replayed
+        replay = op in self.drawn
+        if seeded:
+            self.lines.append(f"rng.{'restore' if replay else 'record'}({op})")
+            self.drawn.add(op)
+        self._assign(call, text)
+        if seeded and replay:
+            self.lines.append("rng.resume()")
+
+    def _assign(self, call: OpCall, text: str) -> None:
+        inputs = {self.graph.storage_of(r.tensor) for r in _refs((call.args, call.kwargs))}
+        wanted = [
+            (k, t) for k, t in enumerate(call.outputs) if t is not None and (self.graph.storage_of(t) in inputs or not self._is_held(t))
+        ]
+        if not call.unpack:
+            if wanted:
+                self.lines.append(f"v{wanted[0][1]} = {text}")
+                self._bind(wanted[0][1], f"v{wanted[0][1]}")
+            else:
+                self.lines.append(text)
+            return
+        self.lines.append(f"t = {text}")
+        for k, tensor in wanted:
+            self.lines.append(f"v{tensor} = t[{k}]")
+            self._bind(tensor, f"v{tensor}")
+        self.lines.append("del t")
+
+    def _accumulate(self, op: int, call: OpCall) -> None:
+        gradient, token = call.args[0].tensor, call.outputs[0]
+        assert token is not None
+        keeps = self.graph.storage_of(gradient) == self.graph.storage_of(token)
+        self.lines.append(f"put({call.index}, {self.names[gradient]}, {keeps})")
+
+    def _free(self, storage: int) -> None:
+        names = [self.names.pop(t, "") for t in sorted(self.held.pop(storage, set()))]  # "" did not cross the border
+        own = [n for n in names if n.startswith("v")]
+        if own:
+            self.lines.append(f"del {', '.join(own)}")
+
+    # -- the border between forward and backward ---------------------------------------------------------------------
+
+    def _leave_forward(self) -> None:
+        convention = self.captured.convention
+        outputs = ", ".join(self.names[o.tensor] for o in convention.outputs if isinstance(o, Ref))
+        mutations = ", ".join(self.names[t] for _, t in convention.mutations)
+        self.saved = sorted({n for n in self.names.values() if n in self.used_in_backward})
+        returned = {self.names[o.tensor] for o in convention.outputs if isinstance(o, Ref)}
+        # an output that backward needs is saved as an alias: the output itself will carry grad_fn, and so a cycle
+        saved = ", ".join(f"{n}.detach()" if n in returned else n for n in self.saved)
+        self.lines.append(f"return [{outputs}], [{mutations}], [{saved}]")
+
+    def _enter_backward(self) -> None:
+        self.in_backward = True
+        if self.saved:
+            self.lines.append(f"{', '.join(self.saved)}{',' if len(self.saved) == 1 else ''} = saved")
+        self.lines.append("saved.clear()")
+        alive = set(self.saved)
+        self.names = {t: n for t, n in self.names.items() if n in alive}
+        for k, tensor in enumerate(self.captured.convention.tangents):
+            self._bind(tensor, f"tangents[{k}]")
+
+    def _names_used_in_backward(self) -> set[str]:
+        """Variables read after the border and not made again before: found by walking the second half backwards."""
+        steps = self.schedule.steps
+        calls = self.captured.calls
+        border = next((i for i, s in enumerate(steps) if isinstance(s, Compute) and calls[s.op].role is Role.BACKWARD_BEGINS), len(steps))
+        sources = {t: f"s{i}" for i, t in enumerate(self.captured.convention.sources)}
+        needed: set[int] = set()
+        for step in reversed(steps[border + 1 :]):
+            if isinstance(step, Compute):
+                op = self.graph.ops[step.op]
+                needed -= set(op.outputs)
+                needed |= set(op.inputs)
+        return {sources.get(t, f"v{t}") for t in needed}
+
+    # -- text ----------------------------------------------------------------------------------------------------
+
+    def _compile(self, forward: list[str], backward: list[str] | None) -> Program:
+        sources = ", ".join(f"s{i}" for i in range(len(self.captured.convention.sources)))
+        text = [
+            "def forward(s, rng):",
+            f"    {sources}{',' if len(self.captured.convention.sources) == 1 else ''} = s" if sources else "    pass",
+        ]
+        text += [f"    {line}" for line in forward]
+        if backward is not None:
+            text += ["", "def backward(saved, tangents, put, rng):", *(f"    {line}" for line in backward)]
+        source = "\n".join(text) + "\n"
+        namespace = dict(self.globals)
+        exec(compile(source, "<memfit plan>", "exec"), namespace)
+        return Program(forward=namespace["forward"], backward=namespace.get("backward"), source=source)
+
+    def _render(self, value: Any) -> str:
+        if isinstance(value, Ref):
+            return self.names[value.tensor]
+        if isinstance(value, (list, tuple)):
+            inner = ", ".join(map(self._render, value))
+            return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
+        if value is None or isinstance(value, (bool, int, str)):
+            return repr(value)
+        if isinstance(value, dict):
+            return "{" + ", ".join(f"{k!r}: {self._render(v)}" for k, v in value.items()) + "}"
+        return self._constant(value, "k")
+
+    def _constant(self, value: Any, prefix: str) -> str:
+        if id(value) not in self.known:
+            self.known[id(value)] = f"{prefix}{len(self.known)}"
+            self.globals[self.known[id(value)]] = value
+        return self.known[id(value)]
+
+    def _bind(self, tensor: int, name: str) -> None:
+        self.names[tensor] = name
+        self.held.setdefault(self.graph.storage_of(tensor), set()).add(tensor)
+
+    def _is_held(self, tensor: int) -> bool:
+        return self.graph.storage_of(tensor) in self.held
+
+    def _replayed_draws(self) -> set[int]:
+        seen: set[int] = set()
+        again: set[int] = set()
+        for step in self.schedule.steps:
+            if isinstance(step, Compute) and self.graph.ops[step.op].seeded:
+                (again if step.op in seen else seen).add(step.op)
+        return again
+
+
+def _refs(value: Any) -> list[Ref]:
+    found: list[Ref] = []
+    torch.utils._pytree.tree_map(lambda x: found.append(x) if isinstance(x, Ref) else None, value)
+    return found

@@ -1,0 +1,155 @@
+"""Costs by running: every distinct op (same target, shapes, types, arguments) once with real kernels on the real device.
+
+Three runs are timed after a warm-up and the median taken; the bytes an op holds beyond its inputs and outputs are its
+workspace. Values are random, integers are zero (a valid index everywhere).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from memfit.capture.captured import Captured, OpCall, Ref, Role
+from memfit.core.costs import Costs, Level
+from memfit.profile.allocations import peaks_of
+from memfit.profile.cache import Cache
+from memfit.profile.roofline import is_free, with_fixed_workspace
+
+Progress = Callable[[str, int, int], None]
+_TARGET_S = 0.02  # stop repeating an op once it has run this long
+_MAX_RUNS = 7
+
+
+def measured(captured: Captured, *, cache: Cache | None = None, progress: Progress | None = None) -> Costs:
+    """Time and workspace of every op on the device where the captured model lives."""
+    cache = cache or Cache()
+    device_name = name_of(captured.device)
+    signatures = [
+        signature(captured, c) if c.role is Role.CALL and not is_free(captured, i) else None for i, c in enumerate(captured.calls)
+    ]
+    distinct = {s: i for i, s in reversed(list(enumerate(signatures))) if s is not None}
+    missing = [(s, i) for s, i in distinct.items() if cache.get(device_name, s) is None]
+    for position, (key, op) in enumerate(missing):
+        if progress:
+            progress("measuring ops", position, len(missing))
+        cache.put(device_name, key, _measure_op(captured, op))
+    cache.save()
+    found = [cache.get(device_name, s) if s is not None else (0, 0) for s in signatures]
+    pairs = [f if f is not None else (0, 0) for f in found]
+    return Costs(
+        op_time_ns=tuple(p[0] for p in pairs),
+        workspace_bytes=with_fixed_workspace(captured, [p[1] for p in pairs]),
+        levels=(link(captured.device),),
+        device=device_name,
+        graph_digest=captured.graph.digest,
+    )
+
+
+def name_of(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu-{torch.get_num_threads()}"
+
+
+def signature(captured: Captured, call: OpCall) -> str:
+    """Equal for calls that run the same kernel on the same shapes."""
+
+    def describe(value: Any) -> Any:
+        if isinstance(value, Ref):
+            sample = captured.samples[value.tensor]
+            return "?" if sample is None else (str(sample.dtype), tuple(sample.shape), sample.stride())
+        return repr(value)
+
+    return f"{torch.__version__} {call.target} {tree_map(describe, (call.args, dict(call.kwargs)))} {_settings()}"
+
+
+def _settings() -> str:
+    return f"{torch.backends.cuda.matmul.allow_tf32}{torch.backends.cudnn.allow_tf32}{torch.backends.cudnn.benchmark}"
+
+
+def _measure_op(captured: Captured, op: int) -> tuple[int, int]:
+    call, device = captured.calls[op], captured.device
+    args, kwargs = _real_arguments(captured, call)
+    assert call.target is not None
+    target = call.target
+
+    def run() -> Any:
+        with torch.no_grad():
+            return target(*args, **kwargs)
+
+    run()
+    made, peak = peaks_of(run, device)
+    return _median_ns(run, device), max(0, peak - made)
+
+
+def _real_arguments(captured: Captured, call: OpCall) -> tuple[Any, Any]:
+    made: dict[int, torch.Tensor] = {}
+
+    def realise(value: Any) -> Any:
+        if not isinstance(value, Ref):
+            return value
+        if value.tensor not in made:
+            sample = captured.samples[value.tensor]
+            assert sample is not None
+            made[value.tensor] = _like(sample, captured.device)
+        return made[value.tensor]
+
+    args, kwargs = tree_map(realise, (call.args, dict(call.kwargs)))
+    return args, kwargs
+
+
+def _like(sample: torch.Tensor, device: torch.device) -> torch.Tensor:
+    where = device if sample.device.type in ("meta", device.type) else sample.device
+    real = torch.empty_strided(sample.shape, sample.stride(), dtype=sample.dtype, device=where)
+    if sample.dtype.is_floating_point and all(size == 1 or stride > 0 for size, stride in zip(sample.shape, sample.stride(), strict=True)):
+        return real.uniform_(0.1, 1.0)
+    return real.zero_()
+
+
+def _median_ns(run: Callable[[], Any], device: torch.device) -> int:
+    if device.type == "cuda":
+        return _median_cuda_ns(run)
+    times: list[int] = []
+    while len(times) < 3 or (sum(times) < _TARGET_S * 1e9 and len(times) < _MAX_RUNS):
+        begin = time.perf_counter_ns()
+        run()
+        times.append(time.perf_counter_ns() - begin)
+    return round(statistics.median(times))
+
+
+def _median_cuda_ns(run: Callable[[], Any]) -> int:
+    times = []
+    for _ in range(5):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda._sleep(200_000)  # lets the launches queue, so that kernel time and not Python is measured
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e6)
+    return int(max(1, round(statistics.median(times))))
+
+
+_LINKS: dict[str, Level] = {}
+
+
+def link(device: torch.device) -> Level:
+    """Bandwidth between device and pinned host memory, measured once; on the CPU there is no link."""
+    if device.type != "cuda":
+        return Level()
+    name = str(device)
+    if name not in _LINKS:
+        size = 64 * 2**20
+        host, here = torch.empty(size, dtype=torch.uint8, pin_memory=True), torch.empty(size, dtype=torch.uint8, device=device)
+        write_ns = _median_cuda_ns(lambda: host.copy_(here, non_blocking=True))
+        read_ns = _median_cuda_ns(lambda: here.copy_(host, non_blocking=True))
+        _LINKS[name] = Level(
+            write_bytes_per_s=size / (write_ns / 1e9),
+            read_bytes_per_s=size / (read_ns / 1e9),
+            write_latency_ns=10_000,
+            read_latency_ns=10_000,
+        )
+    return _LINKS[name]
