@@ -1,0 +1,22 @@
+"""Gives Array its arithmetic."""
+
+from __future__ import annotations
+
+from memfit.tape import broadcast, elementwise, execute, linear, reduce, views
+from memfit.tape.array import OPERATORS
+
+OPERATORS.update(
+    add=elementwise.add,
+    subtract=elementwise.subtract,
+    multiply=elementwise.multiply,
+    divide=elementwise.divide,
+    negate=elementwise.negate,
+    power=elementwise.power,
+    matmul=linear.matmul,
+    sum=broadcast.sum_over,
+    mean=reduce.mean_over,
+    reshape=broadcast.reshape,
+    transpose=views.transpose,
+    get_item=views.get_item,
+    numpy=lambda array: execute.evaluate([array])[0],
+)
