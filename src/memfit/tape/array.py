@@ -275,7 +275,7 @@ class Array:
         return _operate("reshape", self, shape)
 
     @property
-    def T(self) -> Array:
+    def T(self) -> Array:  # noqa: N802  (NumPy's name)
         return _operate("transpose", self)
 
 

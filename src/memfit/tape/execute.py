@@ -137,7 +137,7 @@ class _Levels:
 
 
 def _arrays(slots: Sequence[Slot], buffers: Mapping[int, Data]) -> list[Data]:
-    return [view.of(buffers[k] if k in buffers else EMPTY) for k, view in slots]
+    return [view.of(buffers.get(k, EMPTY)) for k, view in slots]
 
 
 def _run_unbound(

@@ -117,5 +117,5 @@ def check_fits(layout: Layout, sizes_bytes: Sequence[int]) -> None:
     for k, (start, size) in enumerate(zip(layout.offsets, sizes_bytes, strict=True)):
         if start < 0 or start + size > layout.height_bytes or start % 8:
             raise BadInput(
-                f"buffer {k} of {size} bytes lies at {start} in an arena of {layout.height_bytes} bytes: it must lie inside, at a multiple of 8."
+                f"buffer {k} ({size} bytes) lies at {start} in an arena of {layout.height_bytes} bytes: it must be inside, at a multiple of 8."
             )

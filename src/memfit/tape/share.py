@@ -69,6 +69,6 @@ def _refuse_three(items: Sequence[Lifetime], turns: Sequence[int]) -> None:
     for first, third in zip(turns, turns[2:], strict=False):
         if items[first].stop > items[third].start:
             raise Unsupported(
-                f"two alternating buffers serve a chain: at step {items[third].start} storage {items[first].storage} is still needed when a "
-                f"third value ({items[third].storage}) is made. Use share_tags or a planned layout, which handle branches and gradients."
+                f"two alternating buffers serve a chain: at step {items[third].start} storage {items[first].storage} is still needed "
+                f"when a third value ({items[third].storage}) is made. Use share_tags or a planned layout, which handle branches and gradients."
             )

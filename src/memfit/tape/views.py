@@ -7,6 +7,7 @@ split          ->  the pieces' adjoints, concatenated (one op, not one padded ar
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,7 @@ def concatenate(parts: Sequence[Array], axis: int = 0) -> Array:
         np.concatenate(inputs, axis=axis, out=outputs[0])
 
     def vjp(_: Node, u: Sequence[Array | None]) -> list[Array | None]:
-        return [narrow(only(u), axis, start, stop) for start, stop in zip(bounds, bounds[1:], strict=False)]
+        return [narrow(only(u), axis, start, stop) for start, stop in pairwise(bounds)]
 
     return parts[0].tape.apply("concatenate", list(parts), [Spec(shape, parts[0].dtype)], kernel, vjp=vjp, flops=0)[0]
 
