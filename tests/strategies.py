@@ -152,7 +152,7 @@ def _add_op(draft: _Draft) -> None:
             inputs=inputs,
             outputs=tuple(outputs),
             replayable=not draft.chance(shape.once_only, 0.1),
-            seeded=draft.chance(shape.seeded, 0.12),
+            seeded=draft.chance(shape.seeded, 0.2),
             inplace_of=inplace,
             variants=variants,
             where=rng.choice(("", "layers.0")),

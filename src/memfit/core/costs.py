@@ -70,7 +70,7 @@ class Costs:
 def _check_level(level: Level) -> None:
     for bandwidth in (level.write_bytes_per_s, level.read_bytes_per_s):
         if bandwidth != 0 and not 1e-9 <= bandwidth <= 1e300:
-            raise BadInput(f"a memory level moves {bandwidth} bytes per second: give a finite positive number, or 0 for latency alone.")
+            raise BadInput("a memory level has a bandwidth outside 1e-9 to 1e300 bytes per second: correct it; 0 means latency alone.")
     for latency in (level.write_latency_ns, level.read_latency_ns):
         if not 0 <= latency <= MAX_BYTES:
             raise BadInput(f"a memory level has a latency of {latency} ns: give a whole number of at least 0.")

@@ -53,6 +53,8 @@ def check_target(path: str | Path, *, force: bool) -> None:
         exists, is_folder, has_home = target.exists(), target.is_dir(), target.parent.is_dir()
     except (OSError, ValueError) as error:
         raise BadInput(f"{target}: cannot be written ({error}); check the path.") from None
+    if "\0" in str(target):
+        raise BadInput(f"{target}: cannot be a path (it holds a null character).")
     if is_folder or not target.name:
         raise BadInput(f"{target}: is a folder; name a file in it.")
     if exists and not force:
