@@ -1,0 +1,48 @@
+"""Disk-Revolve: a bounded free memory and an unbounded disk that costs (Aupy, Herrmann, Hovland and Robert, 2016).
+
+    disk    │x0            x30           x60          written once, during the first sweep
+    memory  │                                 x71 x80 Revolve inside the last part, then inside the part before, ...
+
+    1D(l)   = min( Opt_0(l), min_j [ j uf + Opt_0(l-j) + rd + 1D(j-1) ] )            x_0 on disk
+    Opt_∞(l) = min( Opt_0(l), min_j [ wd + j uf + Opt_∞(l-j) + rd + 1D(j-1) ] )      x_0 in the buffer
+
+It is H-Revolve whose last level has room for everything; two rows instead of a table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memfit.chain.hrevolve import plan_hrevolve
+from memfit.chain.plan import ChainPlan
+from memfit.chain.problem import Chain, StorageLevel
+from memfit.core.errors import BadInput
+
+
+def disk_chain(
+    num_steps: int,
+    memory_slots: int,
+    *,
+    write_cost: float,
+    read_cost: float,
+    forward_cost: float = 1.0,
+    backward_cost: float = 1.0,
+) -> Chain:
+    """The problem of the paper: `memory_slots` free slots and a disk without limit."""
+    levels = (StorageLevel(slots=memory_slots), StorageLevel(slots=None, write_cost=write_cost, read_cost=read_cost))
+    return Chain(num_steps=num_steps, levels=levels, forward_cost=forward_cost, backward_cost=backward_cost)
+
+
+def plan_disk_revolve(chain: Chain) -> ChainPlan:
+    """The optimal schedule of `disk_chain`."""
+    check_disk_chain("Disk-Revolve", chain)
+    return replace(plan_hrevolve(chain), algorithm="disk-revolve")
+
+
+def check_disk_chain(algorithm: str, chain: Chain) -> None:
+    levels = chain.levels
+    if len(levels) != 2 or levels[0].write_cost or levels[0].read_cost or not chain.is_unbounded(1):
+        raise BadInput(
+            f"{algorithm} has a free memory and a disk with room for all {chain.num_steps} states, as disk_chain() makes them; "
+            "use H-Revolve (plan_hrevolve) for bounded disks and for memory that costs."
+        )

@@ -1,0 +1,239 @@
+"""H-Revolve: the optimal schedule over any number of storage levels with real costs (Herrmann and Pallez, 2020).
+
+    level 1  │x0                      x40               deeper levels hold the coarse checkpoints,
+    level 0  │            x12    x25                    level 0 the fine ones inside the last part
+    buffer   │ ───────────────────────────────> x_l
+
+Opt'_k(l, m): x_0 is at level k, m slots there counting its own; Opt_k(l, m): x_0 is in the working buffer only.
+
+    Opt'_k(l, m) = min( Opt_{k-1}(l, c_{k-1}),  min_{1<=j<=l} [ j uf + Opt_k(l-j, m-1) + r_k + Opt'_k(j-1, m) ] )
+    Opt_k (l, m) = min( Opt_{k-1}(l, c_{k-1}),  w_k + Opt'_k(l, m) ),      Opt_k(l, 0) = Opt_{k-1}(l, c_{k-1}),  Opt(0) = ub
+
+The recurrence supposes that deeper levels cost no less, so levels are sorted first; where one is cheaper to write and
+dearer to read than another there is no such order, and `crossed.py` takes over. A free first level is Revolve in closed
+form. A level with room for every state needs one row instead of l: anything written there later could have been written
+during the first sweep for the same price, so Opt' there never writes at its own level again (as in Disk-Revolve).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from memfit.chain.crossed import crossed_fits, plan_crossed, relaxed
+from memfit.chain.moves import Advance, Back, Drop, Move, Read, Write
+from memfit.chain.plan import ChainPlan, no_slots
+from memfit.chain.problem import Chain, exact_scale, scaled
+from memfit.chain.revolve import forwards_row, revolve_moves
+from memfit.chain.rows import Row, best_split, convolve_row, split_of_known
+from memfit.core.errors import NoPlanFound
+from memfit.core.outcome import Status
+
+MAX_ADDITIONS = 5e11  # about two minutes on one core
+MAX_TABLE_BYTES = 4 * 2**30
+MAX_ORDERS = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelTable:
+    """Opt' of one level. `stored[m]` is the row for m slots (index 0 unused); an unbounded level has one row and `swept`."""
+
+    level: int  # the chain's own number for this level
+    slots: int
+    write_cost: float
+    read_cost: float
+    below: Row  # Opt_{k-1}(., c_{k-1}): what remains without this level
+    stored: tuple[Row, ...] = ()
+    swept: Row | None = None  # unbounded: Opt_k(.) during the first sweep
+    is_free: bool = False  # the first level, free to write and read: Revolve, no rows needed
+
+    def best(self, slots: int) -> Row:
+        """Opt_k(., slots)."""
+        if self.swept is not None:
+            return self.swept
+        return self.below if slots == 0 else np.minimum(self.below, self.write_cost + self.stored[slots])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """All levels of one problem, shallowest first; good for every length up to `num_steps`."""
+
+    num_steps: int
+    forward_cost: float
+    levels: tuple[LevelTable, ...]
+    optimum: Row  # the cost of every length with all slots free
+
+    def moves(
+        self, num_steps: int | None = None, *, offset: int = 0, top: int | None = None, slots: int | None = None, stored: bool = False
+    ) -> Iterator[Move]:
+        """Reverse `num_steps` forwards from x_offset, which is in the working buffer.
+
+        `top` and `slots` limit the deepest level in use and its free slots; `stored` says that x_offset is there already
+        (its slot counted in `slots`). An explicit stack: no length is too deep.
+        """
+        length = self.num_steps if num_steps is None else num_steps
+        level = len(self.levels) - 1 if top is None else top
+        free = slots if slots is not None else (self.levels[level].slots if level >= 0 else 0)
+        stack: list[tuple[str, int, int, int, int]] = [("stored" if stored else "solve", level, length, free, offset)]
+        while stack:
+            task, k, length, free, base = stack.pop()
+            if task == "read":
+                yield Read(base, self.levels[k].level)
+                stack.append(("stored", k, length, free, base))
+            elif length == 0:
+                if task == "stored":
+                    yield Drop(base, self.levels[k].level)
+                yield Back(base)
+            elif self.levels[k].is_free:
+                yield from revolve_moves(length, free, offset=base, level=self.levels[k].level, stored=task == "stored")
+            elif task == "stored":
+                yield from self._from_stored(stack, k, length, free, base)
+            else:
+                yield from self._from_buffer(stack, k, length, free, base)
+
+    def _from_buffer(self, stack: list[tuple[str, int, int, int, int]], k: int, length: int, free: int, base: int) -> Iterator[Move]:
+        table = self.levels[k]
+        if free == 0 or table.best(free)[length] >= table.below[length]:
+            stack.append(("solve", k - 1, length, self.levels[k - 1].slots, base))
+            return
+        yield Write(base, table.level)
+        if table.swept is None:
+            stack.append(("stored", k, length, free, base))
+            return
+        left = table.stored[0] + self.forward_cost * np.arange(1, len(table.below) + 1)
+        jump = split_of_known(left, table.swept, length)
+        yield Advance(base, base + jump)
+        stack.append(("read", k, jump - 1, free, base))
+        stack.append(("solve", k, length - jump, free, base + jump))
+
+    def _from_stored(self, stack: list[tuple[str, int, int, int, int]], k: int, length: int, free: int, base: int) -> Iterator[Move]:
+        table = self.levels[k]
+        made = table.stored[0 if table.swept is not None else free]
+        if made[length] >= table.below[length]:
+            yield Drop(base, table.level)
+            stack.append(("solve", k - 1, length, self.levels[k - 1].slots, base))
+            return
+        inner = table.below if table.swept is not None else table.best(free - 1)
+        jump = best_split(inner, made, length, slope=self.forward_cost)
+        yield Advance(base, base + jump)
+        stack.append(("read", k, jump - 1, free, base))
+        if table.swept is not None:
+            stack.append(("solve", k - 1, length - jump, self.levels[k - 1].slots if k else 0, base + jump))
+        else:
+            stack.append(("solve", k, length - jump, free - 1, base + jump))
+
+
+def make_tables(chain: Chain, order: tuple[int, ...] | None = None) -> Tables:
+    """The rows of every level, in `order` from the shallowest, which is by cost unless given."""
+    order = order or sorted_levels(chain) or tuple(range(len(chain.levels)))
+    num, uf, ub = chain.num_steps, chain.forward_cost, chain.backward_cost
+    below = np.full(num + 1, np.inf)
+    below[0] = ub
+    tables: list[LevelTable] = []
+    for k in order:
+        table = _level_table(chain, k, below, first=not tables)
+        tables.append(table)
+        if table.is_free:
+            below = forwards_row(num, table.slots) * uf + np.arange(1, num + 2) * ub if uf else np.arange(1, num + 2) * ub
+        else:
+            below = table.best(table.slots)
+        if chain.is_unbounded(k):
+            break  # deeper levels cost no less and have nothing to add
+    return Tables(num_steps=num, forward_cost=uf, levels=tuple(tables), optimum=below)
+
+
+def _level_table(chain: Chain, k: int, below: Row, *, first: bool) -> LevelTable:
+    level, uf, ub = chain.levels[k], chain.forward_cost, chain.backward_cost
+    slots, write, read = chain.capacity(k), level.write_cost, level.read_cost
+    if first and write == read == 0:
+        return LevelTable(level=k, slots=slots, write_cost=0.0, read_cost=0.0, below=below, is_free=True)
+    if chain.is_unbounded(k):
+        again = convolve_row(below, below, slope=uf, constant=read, first=ub)
+        left = again + uf * np.arange(1, len(again) + 1)
+        swept = convolve_row(left, below, slope=0.0, constant=write + read, first=ub)
+        return LevelTable(level=k, slots=slots, write_cost=write, read_cost=read, below=below, stored=(again,), swept=swept)
+    rows: list[Row] = [below]
+    inner = below
+    for _ in range(slots):
+        row = convolve_row(inner, below, slope=uf, constant=read, first=ub)
+        rows.append(row)
+        new = np.minimum(below, write + row)
+        if np.array_equal(new, inner):
+            slots = len(rows) - 1  # further slots change nothing: the rows from here on are all alike
+            break
+        inner = new
+    return LevelTable(level=k, slots=slots, write_cost=write, read_cost=read, below=below, stored=tuple(rows))
+
+
+def sorted_levels(chain: Chain) -> tuple[int, ...] | None:
+    """The levels that have slots, cheapest first; None when one is cheaper to write and dearer to read than another."""
+    levels = chain.levels
+    order = sorted((k for k in range(len(levels)) if levels[k].slots != 0), key=lambda k: (levels[k].write_cost, levels[k].read_cost))
+    reads = [levels[k].read_cost for k in order]
+    return tuple(order) if reads == sorted(reads) else None
+
+
+def plan_hrevolve(chain: Chain) -> ChainPlan:
+    """The optimal schedule of a chain over its storage levels."""
+    begin = time.perf_counter()
+    if chain.num_steps and not any(chain.capacity(k) for k in range(len(chain.levels))):
+        return no_slots("h-revolve", chain)
+    if sorted_levels(chain) is None:
+        return plan_crossed(chain) if crossed_fits(chain) else _best_order(chain, begin)
+    check_size(chain)
+    scale = exact_scale(chain)
+    tables = make_tables(scaled(chain, scale))
+    cost = float(tables.optimum[chain.num_steps]) / scale
+    assert math.isfinite(cost)
+    cost = int(cost) if cost == int(cost) else cost
+    return ChainPlan(
+        algorithm="h-revolve",
+        chain=chain,
+        status=Status.OPTIMAL,
+        cost=cost,
+        lower_bound=cost,
+        emit=tables.moves,
+        seconds=time.perf_counter() - begin,
+        reason="H-Revolve's recurrence is optimal for levels that cost more the deeper they are.",
+    )
+
+
+def _best_order(chain: Chain, begin: float) -> ChainPlan:
+    """No order of the levels is right and the exact table is too large: the best order, and how far from optimal it may be."""
+    check_size(chain)
+    scale = exact_scale(chain)
+    usable = [k for k in range(len(chain.levels)) if chain.capacity(k)]
+    orders = list(itertools.permutations(usable))[:MAX_ORDERS]
+    tables = min((make_tables(scaled(chain, scale), order) for order in orders), key=lambda t: float(t.optimum[chain.num_steps]))
+    bound = float(make_tables(scaled(relaxed(chain), scale)).optimum[chain.num_steps]) / scale
+    cost = float(tables.optimum[chain.num_steps]) / scale
+    return ChainPlan(
+        algorithm="h-revolve (best order of levels)",
+        chain=chain,
+        status=Status.OPTIMAL if cost == bound else Status.FEASIBLE,
+        cost=cost,
+        lower_bound=bound,
+        emit=tables.moves,
+        seconds=time.perf_counter() - begin,
+        reason="No order sorts the levels by both costs; the bound takes every level to be as cheap as the cheapest at its depth or below.",
+    )
+
+
+def check_size(chain: Chain) -> None:
+    """Refuse, with the numbers, what would take hours or all memory; the caller can then choose a cheaper algorithm."""
+    rows = sum(
+        2 if chain.is_unbounded(k) else chain.capacity(k)
+        for k, level in enumerate(chain.levels)
+        if k > 0 or level.write_cost or level.read_cost
+    )
+    additions, table_bytes = rows * chain.num_steps**2 / 2, rows * (chain.num_steps + 1) * 8
+    if additions > MAX_ADDITIONS or table_bytes > MAX_TABLE_BYTES:
+        raise NoPlanFound(
+            f"{chain.num_steps} steps with {rows} table rows take {additions:.1e} additions and {table_bytes:.1e} bytes, more than the "
+            f"{MAX_ADDITIONS:.0e} and {MAX_TABLE_BYTES:.0e} allowed: use fewer slots in the levels that cost, or periodic checkpointing."
+        )
