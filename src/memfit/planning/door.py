@@ -13,6 +13,7 @@ from memfit.planning.base import Listener, Planner, Problem
 
 PLANNERS = {
     "auto": "memfit.planning.portfolio:Portfolio",
+    "cut_lp": "memfit.planning.cut_planner:CutPlanner",
     "keep_all": "memfit.planning.keep_all:KeepAll",
     "sqrt_segments": "memfit.planning.sqrt_segments:SqrtSegments",
     "drop_cheap": "memfit.planning.drop_cheap:DropCheap",

@@ -1,33 +1,23 @@
-"""`planner="auto"`: try the planners that answer at once, and give the fastest plan that stays inside the budget."""
+"""`planner="auto"`: the cut LP first, an answer within a second or two, then improvement until the gap is small or time is up."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memfit.core.outcome import Outcome, Status
-from memfit.planning.base import Planner, Problem
-from memfit.planning.drop_cheap import DropCheap
-from memfit.planning.greedy import Greedy
-from memfit.planning.keep_all import KeepAll
-from memfit.planning.sqrt_segments import SqrtSegments
+from memfit.core.outcome import Outcome
+from memfit.planning.base import Problem
+from memfit.planning.cut_planner import explore_cuts, outcome_of
+from memfit.planning.search import Search
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Portfolio:
+    """`enough_points`: the gap to the proven bound, in points of the plain step's time, at which the search stops."""
+
     name: str = "auto"
+    enough_points: float = 0.3
 
     def plan(self, problem: Problem) -> Outcome:
-        planners: tuple[Planner, ...] = (KeepAll(), DropCheap(), SqrtSegments(), Greedy())
-        best: Outcome | None = None
-        for planner in planners:
-            outcome = planner.plan(problem)
-            if outcome.status in (Status.OPTIMAL, Status.INFEASIBLE):
-                return outcome
-            if best is None or _key(outcome) < _key(best):
-                best = outcome
-        assert best is not None
-        return best
-
-
-def _key(outcome: Outcome) -> tuple[bool, int]:
-    return (outcome.plan is None, outcome.plan.timeline.time_ns if outcome.plan else 0)
+        search = Search(problem, enough_points=self.enough_points)
+        explore_cuts(search, max_cuts=12)
+        return outcome_of(search, self.name)

@@ -1,0 +1,118 @@
+"""`planner="cut_lp"`: bound, proof and seeds from the cut LP; just-in-time builder, greedy repair, deletion polish.
+
+    LP at the peak, at B, 0.97 B, 0.93 B, ...  ->  keep set  ->  just-in-time sequence  ->  repair  ->  polish  ->  best
+
+Solving for somewhat less than the budget leaves room for what the LP does not see: the bytes of recomputation itself.
+Further cuts around the peak, and where the best plan so far is tight, raise the bound and give other seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from memfit.core.outcome import Outcome
+from memfit.core.units import format_bytes
+from memfit.planning.base import Problem
+from memfit.planning.cut_lp import CutProgram
+from memfit.planning.floor import required_storages
+from memfit.planning.judge import judged
+from memfit.planning.just_in_time import default_makers
+from memfit.planning.model import Ints, Model
+from memfit.planning.replay import usage_of
+from memfit.planning.search import Search
+from memfit.planning.seeds import seed_from
+
+SHARES = (1.0, 0.97, 0.93, 0.88, 0.8, 0.7, 0.6)
+"""Shares of the budget the LP is solved for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutPlanner:
+    name: str = "cut_lp"
+    max_cuts: int = 12
+
+    def plan(self, problem: Problem) -> Outcome:
+        search = Search(problem)
+        explore_cuts(search, max_cuts=self.max_cuts)
+        return outcome_of(search, self.name)
+
+
+def outcome_of(search: Search, planner: str) -> Outcome:
+    return judged(
+        search.problem,
+        planner=planner,
+        sequence=search.best,
+        floor=search.floor,
+        lower_bound_ns=search.bound_ns,
+        proof=search.proof,
+        reason="" if search.best is not None else _why_not(search, planner),
+    )
+
+
+def _why_not(search: Search, planner: str) -> str:
+    closest = f"the closest plan needs {format_bytes(search.closest_peak_bytes)}" if search.closest is not None else "none came close"
+    return (
+        f"{planner} found no plan inside {format_bytes(search.problem.limit_bytes)} in {search.problem.seconds:.1f} s and no proof "
+        f"that there is none (proven minimum {format_bytes(search.floor.bytes)}; {closest}). Allow more time or a larger budget."
+    )
+
+
+def explore_cuts(search: Search, *, max_cuts: int, seconds: float = 1e9) -> None:
+    """Bounds and seeds from cuts around the peak, until the gap is small, the cuts are spent or the time is."""
+    model, stop = search.problem.model, search.problem.seconds + seconds
+    agenda = np.array(model.agenda, np.int64)
+    makers = default_makers(model)
+    search.offer(agenda, "keep all")
+    if search.done:
+        return
+    for number, cut in enumerate(cuts_near_peak(model, agenda)):
+        if number >= max_cuts or search.done or search.good_enough or (number and search.problem.seconds > stop):
+            break
+        program = CutProgram(model, cut)
+        for share in SHARES if number == 0 else (1.0, 0.93):
+            if search.done or (number and search.problem.seconds > stop):
+                break
+            solution = program.solve(int(search.problem.limit_bytes * share))
+            if solution is None:
+                if share == 1.0:
+                    prove_infeasible(search, program)
+                break
+            if share == 1.0 and not model.partial:
+                search.raise_bound(solution.bound_ns)
+            seed = seed_from(model, solution)
+            search.mend(seed.sequence, seed.makers, f"cut {number + 1} at {share:.0%}", max_steps=_steps(model))
+            if search.best is not None and search.gap_points <= 0.02:
+                break
+        if number == 0 and search.best is None:
+            search.mend(agenda, makers, "repair", max_steps=_steps(model))
+
+
+def _steps(model: Model) -> int:
+    return 400 if model.num_forms < 3000 else 100
+
+
+def prove_infeasible(search: Search, program: CutProgram) -> None:
+    """Turn an LP without a solution into a sentence with the number, if the number really is above the budget."""
+    least = 0 if search.problem.model.partial else program.least_bytes()
+    if least > search.problem.limit_bytes:
+        where = search.problem.model.describe(search.problem.model.producers[program.cut][0])
+        search.proof = (
+            f"{format_bytes(search.problem.limit_bytes)} ({search.problem.limit_bytes} bytes) is below the proven minimum "
+            f"{format_bytes(least)} ({least} bytes): when {where} first runs, what it needs and what cannot be made again must coexist."
+        )
+
+
+def cuts_near_peak(model: Model, sequence: Ints) -> Iterator[int]:
+    """Storages every plan must make, in order of how much is held when `sequence` makes them, no two the same."""
+    usage = usage_of(model.arrays, sequence)
+    required = required_storages(model)
+    seen: set[int] = set()
+    for p in np.argsort(-usage, kind="stable"):
+        for s in model.outs[sequence[p]]:
+            if s in required and s not in seen and model.arrays.size[s] >= 0:
+                seen.add(s)
+                yield s
+                break

@@ -1,0 +1,76 @@
+"""The state of an anytime search: the best sequence so far, the bound, and when to stop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from memfit.planning.base import Problem
+from memfit.planning.floor import Floor, find_floor
+from memfit.planning.model import Ints
+from memfit.planning.polish import polish
+from memfit.planning.repair import repair
+from memfit.planning.replay import INVALID, peak_and_time
+
+
+@dataclass(slots=True)
+class Search:
+    """Mutable on purpose: one search, many steps. `enough_points` is the gap, in points of the plain step, worth stopping at."""
+
+    problem: Problem
+    enough_points: float = 0.3
+    best: Ints | None = None
+    best_time_ns: int = 0
+    closest: Ints | None = None  # least peak seen, while nothing fits
+    closest_peak_bytes: int = 2**62
+    bound_ns: int = 0
+    proof: str = ""
+    floor: Floor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.floor = find_floor(self.problem.model)
+        self.bound_ns = self.floor.time_ns
+        if self.problem.limit_bytes < self.floor.bytes:
+            self.proof = self.floor.sentence(self.problem.limit_bytes)
+
+    @property
+    def done(self) -> bool:
+        return bool(self.proof) or self.optimal or self.problem.seconds_left <= 0
+
+    @property
+    def optimal(self) -> bool:
+        return self.best is not None and self.best_time_ns <= self.bound_ns
+
+    @property
+    def good_enough(self) -> bool:
+        return self.best is not None and self.gap_points <= self.enough_points
+
+    @property
+    def gap_points(self) -> float:
+        return 100.0 * (self.best_time_ns - self.bound_ns) / max(self.problem.model.base_time_ns, 1)
+
+    def raise_bound(self, bound_ns: int) -> None:
+        self.bound_ns = max(self.bound_ns, bound_ns)
+
+    def offer(self, sequence: Ints, note: str = "") -> bool:
+        """Take a sequence if it fits and is faster than the best; remember the lowest peak otherwise."""
+        peak, time = peak_and_time(self.problem.model.arrays, sequence)
+        if peak == INVALID:
+            return False
+        if peak < self.closest_peak_bytes:
+            self.closest, self.closest_peak_bytes = sequence, peak
+        if peak > self.problem.limit_bytes or (self.best is not None and time >= self.best_time_ns):
+            return False
+        self.best, self.best_time_ns = sequence, time
+        self.problem.tell(time, self.bound_ns, note)
+        return True
+
+    def mend(self, sequence: Ints, makers: Ints, note: str, *, top: int = 24, max_steps: int = 400) -> bool:
+        """Repair, polish, offer."""
+        a, limit = self.problem.model.arrays, self.problem.limit_bytes
+        fixed = repair(a, np.asarray(sequence), limit, makers, top, 0.0, max_steps)
+        peak, _ = peak_and_time(a, fixed)
+        if peak != INVALID and peak <= limit:
+            fixed = polish(a, fixed, limit, 6)
+        return self.offer(fixed, note)
