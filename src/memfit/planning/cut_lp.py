@@ -189,14 +189,13 @@ class CutProgram:
         if found.x is None:
             return None
         bound = self._lagrangian(self.cost, matrix, right, -found.ineqlin.marginals) * self.time_scale
-        pick = lambda numbers: np.where(numbers >= 0, found.x[numbers], 0.0)  # noqa: E731
         return CutSolution(
             cut=self.cut,
             bound_ns=max(ceil(bound - _SAFETY * self.time_scale), 0),
-            keep=pick(self.keep),
-            before=pick(self.before),
-            at=pick(self.at),
-            after=pick(self.after),
+            keep=_pick(found.x, self.keep),
+            before=_pick(found.x, self.before),
+            at=_pick(found.x, self.at),
+            after=_pick(found.x, self.after),
         )
 
     def least_bytes(self) -> int:
@@ -222,6 +221,10 @@ class CutProgram:
         dual = np.maximum(dual, 0.0)
         reduced = cost + matrix.T @ dual
         return float(np.minimum(reduced, 0.0).sum() - dual @ right)
+
+
+def _pick(values: Floats, numbers: Ints) -> Floats:
+    return np.where(numbers >= 0, values[numbers], 0.0)
 
 
 def _numbering(flags: Flags, start: int) -> Ints:

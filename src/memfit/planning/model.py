@@ -122,7 +122,9 @@ class _Builder:
         self.needs = self._tensor_needs()
         self.results = {s for t in graph.results for s in self.needs[t]}
         self.fixed = self.sources & self.results
-        self.odd_results = len(self.results - set(map(of, graph.results)))  # a view returned, remade from more than its storage
+        self.odd_views = sum(
+            bool(set(needs) - self.fixed - {of(t)}) for t, needs in enumerate(self.needs)
+        )  # remade from more than their storage
 
     def _is_view_op(self, op: Op) -> bool:
         plain = op.outputs and op.replayable and not op.seeded and not op.variants and not self.costs.workspace(op.id)
@@ -188,7 +190,7 @@ class _Builder:
             needs_of_tensor=self.needs,
             agenda=_default_agenda(self.graph, forms, ins, producers, self.needs, arrays),
             arrays=arrays,
-            partial=bool(self.marker or self.odd_forms or self.odd_results),
+            partial=bool(self.marker or self.odd_forms or self.odd_views),
         )
 
     def _is_odd(self, op: int, form: Op | Variant) -> bool:

@@ -60,11 +60,12 @@ def idle_values(a: Arrays, seq: Ints, q: int, maker: Ints, victims: Ints, next_u
             done[a.out_idx[k]] = True
     count = 0
     for s in range(num):
-        if made[s] >= 0 and upcoming[s] >= 0 and not busy[s] and a.size[s] > 0 and not a.pinned[s] and not a.source[s]:
-            if maker[s] >= 0 and a.replayable[maker[s]]:
-                victims[count] = s
-                next_use[count] = upcoming[s]
-                count += 1
+        if made[s] < 0 or upcoming[s] < 0 or busy[s] or a.size[s] == 0 or a.pinned[s] or a.source[s]:
+            continue
+        if maker[s] >= 0 and a.replayable[maker[s]]:
+            victims[count] = s
+            next_use[count] = upcoming[s]
+            count += 1
     return count
 
 

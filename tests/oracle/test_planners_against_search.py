@@ -1,0 +1,56 @@
+"""Planners against exhaustive search: no plan is better than optimal, no bound is above it, no proof is false."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from tests.oracle.best_plan import best_time_ns
+from tests.strategies import PLAIN, Shape, random_costs, random_graph, random_training_graph
+
+from memfit.core.outcome import Status
+from memfit.planning import plan
+
+SMALL_FULL = Shape(max_ops=5, max_size_bytes=20, alternatives=True)
+VARIANTS = Shape(max_ops=6, max_size_bytes=20, views=False, inplace=False, once_only=False, alternatives=True)
+SMALL_PLAIN = Shape(**{name: getattr(PLAIN, name) for name in PLAIN.__slots__ if name != "max_ops"}, max_ops=7)
+
+
+def _check(seed: int, shape: Shape | None, planner: str) -> tuple[bool, bool]:
+    """Whether a plan was found, and whether it was the best one."""
+    rng = Random(seed)
+    graph = random_graph(rng, shape) if shape else random_training_graph(rng, max_layers=3)
+    costs = random_costs(rng, graph, max_levels=0)
+    whole = plan(graph, costs, planner="keep_all")
+    if whole.plan is None:
+        return False, False
+    budget = int(whole.plan.timeline.peak_bytes * rng.uniform(0.85, 1.0))
+    outcome = plan(graph, costs, budget, planner=planner, time_limit_s=0.5)
+    try:
+        best = best_time_ns(graph, costs, budget, max_states=30_000)
+    except RuntimeError:
+        return False, False
+    if outcome.status is Status.INFEASIBLE:
+        assert best is None, f"seed {seed}: proven infeasible, but there is a plan of {best} ns"
+        return False, False
+    if best is None:
+        assert outcome.plan is None, f"seed {seed}: a plan where there is none"
+        return False, False
+    assert outcome.lower_bound_ns <= best, f"seed {seed}: bound {outcome.lower_bound_ns} above the optimum {best}"
+    if outcome.plan is None:
+        return False, False
+    found = outcome.plan.timeline.time_ns
+    assert found >= best, f"seed {seed}: {found} ns is faster than the best plan, {best} ns"
+    if outcome.status is Status.OPTIMAL:
+        assert found == best, f"seed {seed}: called optimal, but {best} < {found}"
+    return True, found == best
+
+
+@pytest.mark.parametrize(
+    ("shape", "least"), [(None, 0.9), (SMALL_PLAIN, 0.6), (VARIANTS, 0.6), (SMALL_FULL, 0.5)], ids=["training", "plain", "variants", "full"]
+)
+def test_cut_lp_is_right_on_small_graphs(shape: Shape | None, least: float) -> None:
+    results = [_check(seed, shape, "cut_lp") for seed in range(160)]
+    found = [exact for ok, exact in results if ok]
+    assert len(found) >= 5
+    assert sum(found) >= least * len(found), f"only {sum(found)} of {len(found)} plans are the best ones"
