@@ -46,6 +46,8 @@ _HOME = {
     **dict.fromkeys(_CORE, "memfit.core"),
     **dict.fromkeys(("load", "loads", "save", "dumps"), "memfit.core.io"),
     "plan": "memfit.planning",
+    "fit": "memfit.api",
+    "Inputs": "memfit.capture.inputs",
 }
 
 __all__ = ["__version__", *_HOME]

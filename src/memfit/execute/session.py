@@ -6,44 +6,121 @@ a list that the generated code empties as it goes; autograd's own saving would p
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch.utils import _pytree as pytree
 
 from memfit.capture.captured import Captured, Ref
 from memfit.core.errors import Unsupported
+from memfit.core.plan import Plan
 from memfit.execute.codegen import Program
-from memfit.execute.rng import Replay
+from memfit.execute.rng import Replay, get_state, set_state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A plan made executable, beside the peak and the op time of the step without recomputation."""
+
+    captured: Captured
+    plan: Plan
+    program: Program
+    keep_all_peak_bytes: int
+    base_time_ns: int
+
+
+class Watch(Protocol):
+    """Looks on at a trial: around its forward, around its backward, and when all is done."""
+
+    def forward(self) -> AbstractContextManager[None]: ...
+
+    def backward(self) -> AbstractContextManager[None]: ...
+
+    def done(self, session: Session, tangents: tuple[torch.Tensor, ...], sink: GradientSink) -> None: ...
 
 
 class Session:
-    """The life of one forward and its backward."""
+    """The life of one forward and its backward. A trial keeps what it needs to be undone or repeated."""
 
-    def __init__(self, captured: Captured, program: Program, sources: tuple[torch.Tensor, ...]) -> None:
-        self.captured, self.program = captured, program
-        self.sources = sources
-        self.rng = Replay(captured.device)
+    def __init__(self, ready: Ready, sources: tuple[torch.Tensor, ...], *, trial: bool, replan: Callable[[Ready], Ready | None]) -> None:
+        self.ready, self.sources, self.trial, self.replan = ready, sources, trial, replan
+        self.captured = ready.captured
         self.saved: list[Any] | None = None
-        self.mutations: list[torch.Tensor] = []
+        self.rng_at_start = get_state(self.captured.device)
+        self.old_buffers: dict[int, torch.Tensor] = {}
+        self.new_buffers: dict[int, torch.Tensor] = {}
+        self.outputs: list[torch.Tensor] = []
+        self.watch: Watch | None = None
 
     def forward(self) -> list[torch.Tensor]:
-        """The model's output tensors; buffers are updated here, once."""
-        outputs, mutations, self.saved = self.program.forward([*self.sources, *self.captured.convention.constants], self.rng)
+        """The model's output tensors; buffers are updated here, once, after everything that can fail."""
+        with self.watch.forward() if self.watch else nullcontext():
+            try:
+                outputs, mutations = self._run_forward()
+            except torch.OutOfMemoryError:
+                self._take_tighter_plan()
+                set_state(self.captured.device, self.rng_at_start)
+                outputs, mutations = self._run_forward()
         for (position, _), value in zip(self.captured.convention.mutations, mutations, strict=True):
-            self.sources[position].data.copy_(value)
+            target = self.sources[position].data
+            if self.trial:
+                self.old_buffers[position] = target.clone()
+            target.copy_(value)
+        if self.trial:
+            self.outputs = [o.detach() for o in outputs]
         return outputs
 
+    def _run_forward(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        self.rng = Replay(self.captured.device)
+        outputs, mutations, self.saved = self.ready.program.forward([*self.sources, *self.captured.convention.constants], self.rng)
+        return outputs, mutations
+
     def backward(self, tangents: tuple[torch.Tensor, ...], sink: GradientSink) -> None:
-        assert self.program.backward is not None
         if self.saved is None:
             raise Unsupported(
-                "backward was called twice on one forward of a fitted model: its activations are gone after the first; call the model again."
+                "backward was called twice on one forward of a fitted model, and its activations are gone after the first: call the model again."
             )
+        like, ids = self.captured.samples, self.captured.convention.tangents
+        aligned = [_with_layout(t, like[k]) for t, k in zip(tangents, ids, strict=True)]
+        with self.watch.backward() if self.watch else nullcontext():
+            try:
+                self._run_backward(aligned, sink)
+            except torch.OutOfMemoryError:
+                self._repeat_tighter(aligned, sink)
+        if self.watch is not None:
+            self.watch.done(self, tuple(aligned), sink)
+
+    def _run_backward(self, tangents: list[torch.Tensor], sink: GradientSink) -> None:
+        assert self.ready.program.backward is not None
         saved, self.saved = self.saved, None
-        like = self.captured.samples
-        aligned = [_with_layout(t, like[k]) for t, k in zip(tangents, self.captured.convention.tangents, strict=True)]
-        self.program.backward(saved, aligned, sink.put, self.rng)
+        self.ready.program.backward(saved, tangents, sink.put, self.rng)
+
+    def _repeat_tighter(self, tangents: list[torch.Tensor], sink: GradientSink) -> None:
+        """Out of memory in the middle of backward: run the whole step again on a tighter plan; gradients already put are skipped."""
+        self._take_tighter_plan()
+        device = self.captured.device
+        present = get_state(device)
+        current = {i: self.sources[i].data.clone() for i in self.old_buffers}
+        for i, old in self.old_buffers.items():
+            self.sources[i].data.copy_(old)
+        set_state(device, self.rng_at_start)
+        self._run_forward()
+        for i, value in current.items():
+            self.sources[i].data.copy_(value)
+        set_state(device, present)
+        self._run_backward(tangents, sink)
+
+    def _take_tighter_plan(self) -> None:
+        self.saved = None
+        if self.captured.device.type == "cuda":
+            torch.cuda.empty_cache()
+        tighter = self.replan(self.ready)
+        if tighter is None:
+            raise
+        self.ready, self.captured = tighter, tighter.captured
 
 
 class GradientSink:
@@ -69,16 +146,12 @@ def accumulate(leaf: torch.Tensor, gradient: torch.Tensor, keeps: bool) -> None:
     for hook in (leaf._backward_hooks or {}).values():
         changed = hook(gradient)
         gradient = gradient if changed is None else changed
-    if leaf.grad is None:
-        same_layout = gradient.stride() == leaf.stride() and gradient.dtype == leaf.dtype
-        if keeps and same_layout:
-            leaf.grad = gradient.detach()
-        else:
-            fresh = torch.empty_like(leaf, requires_grad=False)
-            fresh.copy_(gradient)
-            leaf.grad = fresh
-    else:
+    if leaf.grad is not None:
         leaf.grad.add_(gradient)
+    elif keeps and gradient.stride() == leaf.stride() and gradient.dtype == leaf.dtype:
+        leaf.grad = gradient.detach()
+    else:
+        leaf.grad = torch.empty_like(leaf, requires_grad=False).copy_(gradient)
     for hook in (getattr(leaf, "_post_accumulate_grad_hooks", None) or {}).values():
         hook(leaf)
 
@@ -131,15 +204,11 @@ def _accumulates_now(leaf: torch.Tensor) -> bool:
     return bool(torch._C._will_engine_execute_node(node))
 
 
-def run(captured: Captured, program: Program, sources: tuple[torch.Tensor, ...]) -> Any:
+def run(session: Session) -> Any:
     """Call the planned step; the result has the model's own structure."""
-    session = Session(captured, program, sources)
+    convention = session.captured.convention
     holder: list[Any] = []
-    if captured.has_backward:
-        graded = iter(PlannedStep.apply(session, holder, *sources))
-        tensors = [next(graded) if x is None else x for x in holder]
-    else:
-        tensors = session.forward()
-    feed = iter(tensors)
-    leaves = [next(feed) if isinstance(o, Ref) else o for o in captured.convention.outputs]
-    return pytree.tree_unflatten(leaves, captured.convention.output_spec)
+    graded = iter(PlannedStep.apply(session, holder, *session.sources))
+    feed = iter([next(graded) if x is None else x for x in holder])
+    leaves = [next(feed) if isinstance(o, Ref) else o for o in convention.outputs]
+    return pytree.tree_unflatten(leaves, convention.output_spec)
