@@ -1,0 +1,226 @@
+"""The eager engine on a GPU against eager PyTorch and per-block checkpointing: time and memory at equal or less memory."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "src")]
+
+from benchmarks.peers import PEERS, Peer, checkpoint_blocks
+from memfit.api import Task, plan_captured
+from memfit.capture.inputs import Call
+from memfit.core.budget import Budget
+from memfit.execute.codegen import generate
+from memfit.execute.session import Ready, Session, run
+from memfit.profile.allocations import peaks_of
+from memfit.report.progress import Progress
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", default=",".join(PEERS))
+    parser.add_argument("--fractions", default="0.75,0.5,0.35", help="further budgets, as fractions of eager's activation bytes")
+    parser.add_argument("--scale", type=float, default=1.0, help="batch size factor (small on a CPU)")
+    parser.add_argument("--output", type=Path, required=True, help="JSON lines are appended here")
+    parser.add_argument("--plan-seconds", type=float, default=8.0)
+    parser.add_argument("--allow-variants", action="store_true")
+    args = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    for name in args.models.split(","):
+        for record in compare(PEERS[name], device, args):
+            record |= {"model": name, "device": _device_name(device), "torch": torch.__version__, "commit": _commit(), "time": time.time()}
+            print(json.dumps(record), flush=True)
+            with args.output.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+
+
+def compare(peer: Peer, device: str, args: argparse.Namespace) -> Any:
+    torch.manual_seed(0)
+    model = peer.build().to(device).train()
+    inputs = peer.inputs(device, args.scale)
+    targets = peer.targets(device, args.scale) or inputs
+    parameter_bytes = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers(), *inputs, *targets))
+
+    def plain_step() -> torch.Tensor:
+        with torch.autocast(device, torch.bfloat16, enabled=peer.autocast):
+            loss: torch.Tensor = peer.loss(model(*inputs), *targets)
+        loss.backward()
+        return loss.detach()
+
+    eager = timed(plain_step, model, device, parameter_bytes)
+    yield {"what": "eager", **eager}
+    reference = gradients(plain_step, model)
+    yield from planned(peer, model, inputs, targets, device, parameter_bytes, eager, reference, args, ready_peaks := {})
+    num_blocks = checkpoint_blocks(model, peer.blocks)
+    checkpointed = timed(plain_step, model, device, parameter_bytes)
+    yield {"what": "checkpoint per block", "blocks": num_blocks, **checkpointed}
+    del model
+    _clean(device)
+    model = peer.build().to(device).train()
+    fractions: dict[str, int] = {"at checkpoint's memory": checkpointed["peak_bytes"]}
+    yield from planned(peer, model, inputs, targets, device, parameter_bytes, eager, None, args, ready_peaks, fractions)
+
+
+def planned(
+    peer: Peer,
+    model: nn.Module,
+    inputs: tuple[torch.Tensor, ...],
+    targets: tuple[torch.Tensor, ...],
+    device: str,
+    parameter_bytes: int,
+    eager: dict[str, Any],
+    reference: list[torch.Tensor] | None,
+    args: argparse.Namespace,
+    peaks: dict[str, int],
+    budgets: dict[str, int] | None = None,
+) -> Any:
+    """memfit at several budgets; capture and costs are made once."""
+    task = Task(model=model, loss_fn=peer.loss, num_targets=len(targets))
+    call = Call.flatten((*inputs, *targets), {})
+    begin = time.perf_counter()
+    try:
+        with torch.autocast(device, torch.bfloat16, enabled=peer.autocast):
+            captured = task.capture(call)
+        captured_s = time.perf_counter() - begin
+        with Progress("costs") as progress:
+            costs = task.costs(captured, progress)
+        costs_s = time.perf_counter() - begin - captured_s
+    except Exception as error:
+        yield {"what": "memfit", "error": f"{type(error).__name__}: {error}"[:500], "trace": traceback.format_exc()[-1500:]}
+        return
+    if budgets is None:
+        room = eager["peak_bytes"] - parameter_bytes
+        budgets = {"keep all": 2**50} | {
+            f"{float(f):.0%} of eager": parameter_bytes + int(room * float(f)) for f in args.fractions.split(",") if f
+        }
+    for label, budget in budgets.items():
+        begin = time.perf_counter()
+        with Progress("plan") as progress:
+            outcome = plan_captured(
+                captured, costs, Budget(device_bytes=budget), planner="auto", time_limit_s=args.plan_seconds, progress=progress
+            )
+        record = {
+            "what": f"memfit {label}",
+            "budget_bytes": budget,
+            "status": str(outcome.status),
+            "planner": outcome.plan.planner if outcome.plan else "",
+            "plan_s": time.perf_counter() - begin,
+            "capture_s": captured_s,
+            "costs_s": costs_s,
+            "ops": len(captured.graph.ops),
+        }
+        if outcome.plan is None:
+            yield record | {"reason": outcome.reason}
+            continue
+        timeline = outcome.plan.timeline
+        ready = Ready(
+            captured=captured, plan=outcome.plan, program=generate(captured, outcome.plan.schedule), keep_all_peak_bytes=0, base_time_ns=0
+        )
+        sources = (*model.parameters(), *model.buffers(), *call.tensors)
+
+        def step(ready: Ready = ready, sources: tuple[torch.Tensor, ...] = sources) -> torch.Tensor:
+            loss: torch.Tensor = run(Session(ready, sources, trial=False, replan=lambda _: None))
+            loss.backward()
+            return loss.detach()
+
+        result = timed(step, model, device, parameter_bytes)
+        worst = None if reference is None else worst_difference(reference, gradients(step, model))
+        yield record | {
+            "predicted_peak_bytes": timeline.peak_bytes,
+            "predicted_ms": timeline.time_ns / 1e6,
+            "worst_gradient_difference": worst,
+            **result,
+        }
+        del ready, step
+        _clean(device)
+
+
+def timed(step: Callable[[], Any], model: nn.Module, device: str, parameter_bytes: int) -> dict[str, Any]:
+    """Median of 10 after 3, forward and backward, gradients dropped in between; peak of one more step, everything counted."""
+
+    def once() -> None:
+        model.zero_grad(set_to_none=True)
+        step()
+
+    try:
+        repeats = 10 if device == "cuda" else 2
+        for _ in range(3 if device == "cuda" else 1):
+            once()
+        times = []
+        for _ in range(repeats):
+            model.zero_grad(set_to_none=True)
+            _sync(device)
+            begin = time.perf_counter()
+            step()
+            _sync(device)
+            times.append((time.perf_counter() - begin) * 1e3)
+        model.zero_grad(set_to_none=True)
+        _, peak = peaks_of(step, torch.device(device))
+        result = {"ms": statistics.median(times), "ms_min": min(times), "peak_bytes": parameter_bytes + peak}
+        if device == "cuda":
+            result["max_memory_allocated"] = torch.cuda.max_memory_allocated()
+            result["max_memory_reserved"] = torch.cuda.max_memory_reserved()
+        return result
+    except torch.OutOfMemoryError as error:
+        return {"error": str(error)[:200]}
+    finally:
+        model.zero_grad(set_to_none=True)
+        _clean(device)
+
+
+def gradients(step: Callable[[], Any], model: nn.Module) -> list[torch.Tensor]:
+    """The gradients of one step with a fixed seed, and statistics put back."""
+    buffers = [b.clone() for b in model.buffers()]
+    model.zero_grad(set_to_none=True)
+    torch.manual_seed(1)
+    step()
+    found = [p.grad.detach().cpu() for p in model.parameters() if p.grad is not None]
+    model.zero_grad(set_to_none=True)
+    for buffer, old in zip(model.buffers(), buffers, strict=True):
+        buffer.copy_(old)
+    return found
+
+
+def worst_difference(reference: list[torch.Tensor], found: list[torch.Tensor]) -> float:
+    """The largest difference relative to the largest entry of its tensor."""
+    pairs = zip(reference, found, strict=True)
+    return max(((a.double() - b.double()).abs().max() / a.double().abs().max().clamp_min(1e-30)).item() for a, b in pairs)
+
+
+def _sync(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _clean(device: str) -> None:
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _device_name(device: str) -> str:
+    return torch.cuda.get_device_name() if device == "cuda" else "cpu"
+
+
+def _commit() -> str:
+    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    main()
