@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -71,8 +72,8 @@ class UNet(nn.Module):
     def __init__(self, channels: int = 3, classes: int = 2, width: int = 64) -> None:
         super().__init__()
         widths = [width * 2**i for i in range(5)]
-        self.down = nn.ModuleList([DoubleConv(channels, widths[0]), *(DoubleConv(a, b) for a, b in zip(widths, widths[1:], strict=False))])
-        self.up = nn.ModuleList([nn.ConvTranspose2d(b, a, 2, stride=2) for a, b in zip(widths, widths[1:], strict=False)])
+        self.down = nn.ModuleList([DoubleConv(channels, widths[0]), *(DoubleConv(a, b) for a, b in itertools.pairwise(widths))])
+        self.up = nn.ModuleList([nn.ConvTranspose2d(b, a, 2, stride=2) for a, b in itertools.pairwise(widths)])
         self.merge = nn.ModuleList([DoubleConv(2 * a, a) for a in widths[:4]])
         self.head = nn.Conv2d(widths[0], classes, 1)
 
