@@ -41,14 +41,19 @@ class Executor:
         copy_sources: bool = False,
     ) -> None:
         self.program, self.lowered = program, lower(program, schedule)
-        self.copy_sources = copy_sources
+        self.copy_sources, self.layout = copy_sources, layout
         self._memory = memory
-        self._arena: Arena | None = None
-        self._sources = self._hold_sources()
+        self._sources: dict[int, Data] | None = None
+        self._bound: _Bound | None = None
         if layout is not None:
             check_fits(layout, self.lowered.sizes_bytes)
-            self._arena = Arena(layout)
-            self._bound = _bind(self.lowered, self._arena, self._sources)
+
+    def prepare(self) -> None:
+        """Take what is held across runs: copies of the sources if asked for, and the arena. `run` does it by itself."""
+        if self._sources is None:
+            self._sources = self._hold_sources()
+            if self.layout is not None:
+                self._bound = _bind(self.lowered, Arena(self.layout), self._sources)
 
     @staticmethod
     def of_plan(program: Program, plan: Plan) -> Executor:
@@ -61,10 +66,12 @@ class Executor:
 
     def run(self, feeds: Mapping[Array, Data] | None = None, *, observe: Observe | None = None) -> tuple[Data, ...]:
         """The results, as arrays of their own. `feeds` replaces the data of leaves."""
-        self._feed(feeds or {})
+        self.prepare()
+        assert self._sources is not None
+        self._feed(feeds or {}, self._sources)
         levels = _Levels()
         try:
-            if self._arena is not None:
+            if self._bound is not None:
                 buffers = self._bound.buffers
                 _run_bound(self._bound, levels, observe)
             else:
@@ -88,7 +95,7 @@ class Executor:
         own[: raw.size] = raw
         return own
 
-    def _feed(self, feeds: Mapping[Array, Data]) -> None:
+    def _feed(self, feeds: Mapping[Array, Data], sources: Mapping[int, Data]) -> None:
         places = dict(zip(self.program.leaf_values, range(len(self.program.leaves)), strict=True))
         for array, data in feeds.items():
             if array.value not in places:
@@ -99,7 +106,7 @@ class Executor:
                 raise BadInput(f"fed data has shape {given.shape}, but the program was recorded for {held.shape}.")
             held[...] = given
             if self.copy_sources:
-                buffer = self._sources[self.lowered.sources[places[array.value]][1]]
+                buffer = sources[self.lowered.sources[places[array.value]][1]]
                 buffer[: held.nbytes] = held.reshape(-1).view(np.uint8)
 
 

@@ -22,7 +22,7 @@ from memfit.tape.flash import flash_attention
 from memfit.tape.gather import cross_entropy, take_rows
 from memfit.tape.linear import linear, matmul
 from memfit.tape.norm import batch_norm, layer_norm
-from memfit.tape.pool2d import avg_pool2d, max_pool2d
+from memfit.tape.pool2d import max_pool2d
 from memfit.tape.reduce import mean_over
 from memfit.tape.views import split, transpose
 
@@ -117,7 +117,7 @@ def cnn(*, blocks: int, channels: int, image: int, batch: int, classes: int = 10
         with tape.scope(f"blocks.{block}"):
             y = relu(_conv_bn(init, h, channels, channels))
             h = relu(add(h, _conv_bn(init, y, channels, channels)))
-    pooled = reshape(avg_pool2d(h, h.shape[2]), (batch, channels))
+    pooled = mean_over(h, (2, 3))
     logits = linear(pooled, init.weight(channels, classes, fan_in=channels), init.zeros(classes))
     labels = init.labels(batch, classes)
     return Net(tape=tape, output=logits, loss=cross_entropy(logits, labels), inputs=(x,), targets=(labels,))

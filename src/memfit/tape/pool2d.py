@@ -20,6 +20,8 @@ _MASK = np.dtype(np.bool_)
 def max_pool2d(x: Array, size: int, stride: int | None = None) -> Array:
     stride = size if stride is None else stride
     out = _out_shape("max_pool2d", x.shape, size, stride)
+    if size * size > 256:
+        raise BadInput(f"max_pool2d with a window of {size}: positions are kept in one byte, so 16 is the largest.")
 
     def kernel(inputs: Sequence[Data], outputs: Sequence[Data], scratch: Sequence[Data]) -> None:
         (y, position), (mask,) = outputs, scratch
@@ -109,6 +111,6 @@ def _parts(image: Data, out: Shape, size: int, stride: int) -> Iterator[Data]:
 
 
 def _out_shape(name: str, image: Shape, size: int, stride: int) -> Shape:
-    if len(image) != 4 or not 1 <= size <= min(image[2:]) or stride < 1 or size > 15:
-        raise BadInput(f"{name} of shape {image} with window {size} and stride {stride}: NCHW, a window of 1 to 15 inside the image.")
+    if len(image) != 4 or not 1 <= size <= min(image[2:]) or stride < 1:
+        raise BadInput(f"{name} of shape {image} with window {size} and stride {stride}: NCHW and a window inside the image are expected.")
     return image[0], image[1], (image[2] - size) // stride + 1, (image[3] - size) // stride + 1
