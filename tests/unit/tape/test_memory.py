@@ -160,10 +160,12 @@ def test_gradients_are_lazy_and_dropped() -> None:
     loss = h.sum()
     gradients = tape.gradients(loss, zero_buffers=True)
     program = tape.compile_program([loss, *gradients])
-    names = [op.name for op in program.graph.ops]
-    forward, zeros = [k for k, n in enumerate(names) if not program.is_backward[k]], [k for k, n in enumerate(names) if n == "zeros"]
-    matrices = [k for k in zeros if program.graph.size_of(program.graph.ops[k].outputs[0]) == size * size * 8]
-    adjoints = [k for k in matrices][:3]  # of h3, h2, h1: the activations' grad arrays
+    graph, names = program.graph, [op.name for op in program.graph.ops]
+    forward = [k for k in range(len(names)) if not program.is_backward[k]]
+    grad_buffers = [op for op in graph.ops if op.name == "zeros" and graph.size_of(op.outputs[0]) == size * size * 8]
+    sums = {op.id: graph.ops[graph.readers[op.outputs[0]][0]] for op in grad_buffers}
+    adjoints = [op.id for op in grad_buffers if sums[op.id].outputs[0] not in graph.results]  # of h3, h2, h1; not of weights
+    assert len(adjoints) == 3
     eager: list[int] = []
     for k in forward[:3]:
         eager += [k, adjoints.pop()]
