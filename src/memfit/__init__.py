@@ -38,6 +38,7 @@ _CORE = [
     "InfeasibleBudget",
     "MemfitError",
     "NoPlanFound",
+    "StorageFailed",
     "Unsupported",
     "simulate",
 ]
@@ -48,6 +49,7 @@ _HOME = {
     "plan": "memfit.planning",
     "fit": "memfit.api",
     "Inputs": "memfit.capture.inputs",
+    "run_chain": "memfit.execute.chain",
 }
 
 __all__ = ["__version__", *_HOME]

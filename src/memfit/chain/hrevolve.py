@@ -37,6 +37,7 @@ from memfit.core.outcome import Status
 MAX_ADDITIONS = 5e11  # about two minutes on one core
 MAX_TABLE_BYTES = 4 * 2**30
 MAX_ORDERS = 24
+FEW_ROWS = 4  # with more slots than this it pays to ask first whether their number matters at all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +137,7 @@ def make_tables(chain: Chain, order: tuple[int, ...] | None = None) -> Tables:
     below[0] = ub
     tables: list[LevelTable] = []
     for k in order:
-        table = _level_table(chain, k, below, first=not tables)
+        table = _level_table(chain, k, below, first=not tables, last=k == order[-1])
         tables.append(table)
         if table.is_free:
             below = forwards_row(num, table.slots) * uf + np.arange(1, num + 2) * ub if uf else np.arange(1, num + 2) * ub
@@ -147,16 +148,28 @@ def make_tables(chain: Chain, order: tuple[int, ...] | None = None) -> Tables:
     return Tables(num_steps=num, forward_cost=uf, levels=tuple(tables), optimum=below)
 
 
-def _level_table(chain: Chain, k: int, below: Row, *, first: bool) -> LevelTable:
+def _num_swept(table: LevelTable, left: Row, length: int) -> int:
+    """How many states the first sweep leaves at an unbounded level: no more are ever held there at once."""
+    num = 0
+    assert table.swept is not None
+    while length and table.swept[length] < table.below[length]:
+        num += 1
+        length -= split_of_known(left, table.swept, length)
+    return num
+
+
+def _level_table(chain: Chain, k: int, below: Row, *, first: bool, last: bool) -> LevelTable:
     level, uf, ub = chain.levels[k], chain.forward_cost, chain.backward_cost
     slots, write, read = chain.capacity(k), level.write_cost, level.read_cost
     if first and write == read == 0:
         return LevelTable(level=k, slots=slots, write_cost=0.0, read_cost=0.0, below=below, is_free=True)
-    if chain.is_unbounded(k):
+    if chain.is_unbounded(k) or slots > FEW_ROWS:
         again = convolve_row(below, below, slope=uf, constant=read, first=ub)
         left = again + uf * np.arange(1, len(again) + 1)
         swept = convolve_row(left, below, slope=0.0, constant=write + read, first=ub)
-        return LevelTable(level=k, slots=slots, write_cost=write, read_cost=read, below=below, stored=(again,), swept=swept)
+        table = LevelTable(level=k, slots=slots, write_cost=write, read_cost=read, below=below, stored=(again,), swept=swept)
+        if chain.is_unbounded(k) or (last and _num_swept(table, left, chain.num_steps) <= slots):
+            return table  # without a limit it would use no more slots than there are: the limit does not matter
     rows: list[Row] = [below]
     inner = below
     for _ in range(slots):
@@ -224,7 +237,7 @@ def _best_order(chain: Chain, begin: float) -> ChainPlan:
     )
 
 
-def check_size(chain: Chain) -> None:
+def check_size(chain: Chain, *, max_additions: float = MAX_ADDITIONS) -> None:
     """Refuse, with the numbers, what would take hours or all memory; the caller can then choose a cheaper algorithm."""
     rows = sum(
         2 if chain.is_unbounded(k) else chain.capacity(k)
@@ -232,8 +245,8 @@ def check_size(chain: Chain) -> None:
         if k > 0 or level.write_cost or level.read_cost
     )
     additions, table_bytes = rows * chain.num_steps**2 / 2, rows * (chain.num_steps + 1) * 8
-    if additions > MAX_ADDITIONS or table_bytes > MAX_TABLE_BYTES:
+    if additions > max_additions or table_bytes > MAX_TABLE_BYTES:
         raise NoPlanFound(
             f"{chain.num_steps} steps with {rows} table rows take {additions:.1e} additions and {table_bytes:.1e} bytes, more than the "
-            f"{MAX_ADDITIONS:.0e} and {MAX_TABLE_BYTES:.0e} allowed: use fewer slots in the levels that cost, or periodic checkpointing."
+            f"{max_additions:.0e} and {MAX_TABLE_BYTES:.0e} allowed: use fewer slots in the levels that cost, or periodic checkpointing."
         )

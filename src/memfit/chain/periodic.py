@@ -66,6 +66,31 @@ def plan_periodic(chain: Chain, *, period: int | None = None) -> ChainPlan:
     )
 
 
+def periodic_moves(chain: Chain, num_steps: int, *, offset: int = 0, max_segments: int | None = None) -> Iterator[Move]:
+    """Reverse `num_steps` forwards from x_offset with disk checkpoints (on the chain's last level) at even distances.
+
+    For lengths whose table would take too long: the period is the paper's, or longer where `max_segments` says so.
+    """
+    memory, disk = chain.capacity(0), chain.levels[-1]
+    level = len(chain.levels) - 1
+    if level == 0 or max_segments == 0:
+        yield from revolve_moves(num_steps, memory, offset=offset)
+        return
+    if memory == 0:
+        yield from revolve_moves(num_steps, max_segments or num_steps, offset=offset, level=level)
+        return
+    period = num_steps + 1 if chain.forward_cost == 0 else period_of(memory, disk.write_cost, disk.read_cost, chain.forward_cost)
+    if max_segments is not None:
+        period = max(period, -(-max(num_steps, 1) // max_segments))
+    for move in _moves(num_steps, _starts(num_steps, period), memory):
+        if isinstance(move, Advance):
+            yield Advance(move.start + offset, move.stop + offset)
+        elif isinstance(move, Back):
+            yield Back(move.step + offset)
+        else:
+            yield type(move)(move.step + offset, level if move.level == 1 else 0)
+
+
 def _starts(num_steps: int, period: int) -> tuple[int, ...]:
     """First states of the segments; x_l itself never starts one, because it is used where it is."""
     return tuple(range(0, max(num_steps, 1), period))

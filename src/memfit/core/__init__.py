@@ -2,7 +2,7 @@
 
 from memfit.core.budget import Budget
 from memfit.core.costs import DEVICE, DISK, HOST, Costs, Level, uniform_costs
-from memfit.core.errors import BadInput, IllegalSchedule, InfeasibleBudget, MemfitError, NoPlanFound, Unsupported
+from memfit.core.errors import BadInput, IllegalSchedule, InfeasibleBudget, MemfitError, NoPlanFound, StorageFailed, Unsupported
 from memfit.core.graph import Graph, Kind, Op, Storage, Tensor, Variant
 from memfit.core.lifetimes import Lifetime, check_layout, lifetimes, max_load
 from memfit.core.outcome import Outcome, Status
@@ -40,6 +40,7 @@ __all__ = [
     "Status",
     "Step",
     "Storage",
+    "StorageFailed",
     "Tensor",
     "Timeline",
     "Unsupported",

@@ -54,3 +54,7 @@ class NoPlanFound(MemfitError, RuntimeError):
 
 class Unsupported(MemfitError, RuntimeError):
     """Something memfit knows it cannot do exactly, refused by name with the way round."""
+
+
+class StorageFailed(MemfitError, RuntimeError):
+    """A checkpoint could not be written or read (a full disk, a damaged file); what was complete before is untouched."""
