@@ -31,7 +31,7 @@ lint: setup
 
 bench: setup
 	@echo "Benchmarks (run one with: $(BIN)/python benchmarks/NAME.py --help):"
-	@for f in benchmarks/*.py; do printf "  %-34s %s\n" "$$f" "$$(sed -n '1s/^"""//p' $$f | sed 's/"""$$//')"; done
+	@for f in benchmarks/[!_]*.py; do grep -q __main__ $$f || continue; printf "  %-34s %s\n" "$$f" "$$(sed -n '1s/^"""//p' $$f | sed 's/"""$$//')"; done
 
 clean:
 	rm -rf .venv

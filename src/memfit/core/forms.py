@@ -18,33 +18,33 @@ class Form(NamedTuple):
     """A form with its storages looked up. Storages come with the tensors that the form makes in them."""
 
     inputs: tuple[int, ...]
-    input_storages: tuple[int, ...]
-    fresh: tuple[tuple[int, list[int]], ...]  # (storage, tensors) that the form allocates
-    takeovers: tuple[tuple[int, int, list[int]], ...]  # (new storage, old storage, tensors of new) overwritten in place
+    fresh: tuple[tuple[int, tuple[int, ...]], ...]  # (storage, tensors) that the form allocates
+    takeovers: tuple[tuple[int, int, tuple[int, ...]], ...]  # (new storage, old storage, tensors of new) overwritten in place
     views: tuple[int, ...]  # output tensors that lie in an input's storage
 
 
 def form_of(graph: Graph, op: int, variant: int) -> Form:
-    """Remembered by the graph: planners judge thousands of schedules of one graph."""
-    known: dict[tuple[int, int], Form] = graph.known_forms
-    found = known.get((op, variant))
+    """Remembered by the graph, because planners judge thousands of schedules of one graph. The ids must exist."""
+    known: dict[int, Form] = graph.known_forms[variant]
+    found = known.get(op)
     if found is None:
-        found = known[op, variant] = resolve(graph.ops[op].form(variant), graph.storage_ids)
+        found = known[op] = resolve(graph.ops[op].form(variant), graph.storage_ids)
     return found
 
 
 def resolve(form: Op | Variant, storage_of: Sequence[int]) -> Form:
     """`storage_of[t]` is the storage of tensor t. The graph has checked that in-place outputs are not views."""
-    reads = [storage_of[t] for t in form.inputs]
-    made: dict[int, list[int]] = {}
+    read = [storage_of[t] for t in form.inputs]
+    if len(form.outputs) == 1 and not form.inplace_of:  # most ops
+        storage = storage_of[form.outputs[0]]
+        return Form(form.inputs, (), (), form.outputs) if storage in read else Form(form.inputs, ((storage, form.outputs),), (), ())
+    made: dict[int, tuple[int, ...]] = {}
     views = []
     for tensor in form.outputs:
         storage = storage_of[tensor]
-        if storage in reads:
+        if storage in read:
             views.append(tensor)
-        elif storage in made:
-            made[storage].append(tensor)
         else:
-            made[storage] = [tensor]
+            made[storage] = (*made.get(storage, ()), tensor)
     takeovers = [(storage_of[new], storage_of[old], made.pop(storage_of[new])) for new, old in form.inplace_of]
-    return Form(form.inputs, tuple(dict.fromkeys(reads)), tuple(made.items()), tuple(takeovers), tuple(views))
+    return Form(form.inputs, tuple(made.items()), tuple(takeovers), tuple(views))

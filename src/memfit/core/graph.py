@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -124,9 +125,9 @@ class Graph:
         return tuple([tensor.storage for tensor in self.tensors])
 
     @cached_property
-    def known_forms(self) -> dict[tuple[int, int], Any]:
-        """Where `core.forms.form_of` remembers what it looked up."""
-        return {}
+    def known_forms(self) -> defaultdict[int, dict[int, Any]]:
+        """Where `core.forms.form_of` remembers what it looked up: variant -> op -> form."""
+        return defaultdict(dict)
 
     @cached_property
     def producers(self) -> tuple[tuple[int, ...], ...]:

@@ -65,12 +65,13 @@ class _Machine:
         self.kind_of = [position[s.kind] for s in graph.storages]
         self.resident = bytearray(len(graph.storages))
         self.valid = bytearray(len(graph.tensors))
-        self.fate: dict[int, tuple[str, int]] = {}  # storage -> how and when its device copy went
+        self.gone_at = [-1] * len(graph.storages)  # the step at which the device copy went
+        self.overwritten = bytearray(len(graph.storages))  # whether it went by an in-place op
         self.ran = bytearray(len(graph.ops))
         self.last_draw = -1  # the latest seeded op that ran for the first time
         self.once_or_seeded = bytearray([op.seeded or not op.replayable for op in graph.ops])
         self.tensors_of = graph.tensors_of
-        self.forms: dict[tuple[int, int], tuple[Form, int, int]] = {}  # with its time and workspace
+        self.forms: dict[int, Form] = graph.known_forms[0]  # the ops as written; variants are rarer
         self.copies: list[dict[int, tuple[int, ...]]] = [{} for _ in range(num_levels)]  # storage -> tensors saved
         self.held = [0] * num_levels
         self.level_peak = [0] * num_levels
@@ -93,7 +94,10 @@ class _Machine:
 
     def compute(self, step: Compute) -> None:
         op, now, valid, resident = step.op, self.step, self.valid, self.resident
-        form, time_ns, transient = self.forms.get((op, step.variant)) or self._resolve(op, step.variant)
+        if step.variant == 0 and op in self.forms:
+            form, time_ns, transient = self.forms[op], self.costs.op_time_ns[op], self.costs.workspace_bytes[op]
+        else:
+            form, time_ns, transient = self._look_up(op, step.variant)
         for tensor in form.inputs:
             if not valid[tensor]:
                 self._refuse_read(op, tensor)
@@ -108,10 +112,11 @@ class _Machine:
                     valid[tensor] = 1
         self._record(transient)
         if self.arriving:
-            for storage in form.input_storages:
-                self.clock = max(self.clock, self.arriving.pop(storage, 0))
+            for tensor in form.inputs:
+                self.clock = max(self.clock, self.arriving.pop(self.graph.storage_of(tensor), 0))
         for new, old, tensors in form.takeovers:
-            self._drop(old, now + 1, "was overwritten in place")
+            self._drop(old, now + 1)
+            self.overwritten[old] = 1
             if not resident[new]:
                 self._allocate(new, now + 1)
                 for tensor in tensors:
@@ -126,7 +131,8 @@ class _Machine:
         if step.level == DEVICE:
             if not self.resident[step.storage]:
                 self.refuse(f"frees storage {step.storage}, which {self._fate(step.storage)}")
-            self._drop(step.storage, self.step, "was freed")
+            self._drop(step.storage, self.step)
+            self.overwritten[step.storage] = 0
         else:
             if step.storage not in self.copies[step.level]:
                 self.refuse(f"frees storage {step.storage} on the {level_name(step.level)}, where there is no copy of it")
@@ -190,15 +196,13 @@ class _Machine:
 
     # -- bookkeeping ---------------------------------------------------------------------------------------------
 
-    def _resolve(self, op: int, variant: int) -> tuple[Form, int, int]:
+    def _look_up(self, op: int, variant: int) -> tuple[Form, int, int]:
+        """A form with its time and workspace."""
         if not 0 <= op < len(self.graph.ops):
             self.refuse(f"computes op {op}, but the graph has {len(self.graph.ops)} ops")
         if not 0 <= variant <= len(self.graph.ops[op].variants):
             self.refuse(f"computes variant {variant} of {self._op(op)}, which has {len(self.graph.ops[op].variants)} variants")
-        form = form_of(self.graph, op, variant)
-        found = (form, self.costs.time_ns(op, variant), self.costs.workspace(op, variant))
-        self.forms[op, variant] = found
-        return found
+        return form_of(self.graph, op, variant), self.costs.time_ns(op, variant), self.costs.workspace(op, variant)
 
     def _check_run(self, op: int) -> None:
         if self.ran[op]:
@@ -218,14 +222,14 @@ class _Machine:
         self.held[DEVICE] += size
         self.change_of_kind[self.kind_of[storage]][when] += size
 
-    def _drop(self, storage: int, when: int, how: str) -> None:
+    def _drop(self, storage: int, when: int) -> None:
         if self.leaving or self.arriving:
             self.clock = max(self.clock, self.leaving.pop(storage, 0), self.arriving.pop(storage, 0))
         size = self.sizes[storage]
         self.resident[storage] = 0
         self.held[DEVICE] -= size
         self.change_of_kind[self.kind_of[storage]][when] -= size
-        self.fate[storage] = (how, self.step)
+        self.gone_at[storage] = self.step
         for tensor in self.tensors_of[storage]:
             self.valid[tensor] = 0
 
@@ -281,7 +285,6 @@ class _Machine:
     def _fate(self, storage: int, tensor: int | None = None) -> str:
         if self.resident[storage]:
             return f"is on the device, but its view tensor {tensor} was not made since"
-        if storage not in self.fate:
+        if self.gone_at[storage] < 0:
             return "was never computed"
-        how, step = self.fate[storage]
-        return f"{how} at step {step}"
+        return f"was {'overwritten in place' if self.overwritten[storage] else 'freed'} at step {self.gone_at[storage]}"

@@ -45,9 +45,9 @@ def test_forms_sort_out_reads_fresh_storages_views_and_takeovers() -> None:
     inplace = op(0, [0, 1, 0], [2, 4, 3, 5], inplace_of=((3, 1),))
     graph = graph_of([8, 4, 2, 4], [inplace], sources=[0, 1], results=[2], views=[0, 2])
     form = form_of(graph, 0, 0)
-    assert form.input_storages == (0, 1)
-    assert form.fresh == ((2, [2, 5]),)
-    assert form.takeovers == ((3, 1, [3]),)
+    assert form.inputs == (0, 1, 0)
+    assert form.fresh == ((2, (2, 5)),)
+    assert form.takeovers == ((3, 1, (3,)),)
     assert form.views == (4,)
     assert form_of(graph, 0, 0) is form
 
