@@ -107,15 +107,18 @@ def planned(
         budgets = {"keep all": 2**50} | {
             f"{float(f):.0%} of eager": parameter_bytes + int(room * float(f)) for f in args.fractions.split(",") if f
         }
-    for label, budget in budgets.items():
+    queue = [(label, budget, 0) for label, budget in budgets.items()]
+    while queue:
+        label, budget, tighter_by = queue.pop(0)
         begin = time.perf_counter()
         with Progress("plan") as progress:
             outcome = plan_captured(
-                captured, costs, Budget(device_bytes=budget), planner="auto", time_limit_s=args.plan_seconds, progress=progress
+                captured, costs, Budget(device_bytes=budget - tighter_by), planner="auto", time_limit_s=args.plan_seconds, progress=progress
             )
         record = {
             "what": f"memfit {label}",
             "budget_bytes": budget,
+            "tighter_by": tighter_by,
             "status": str(outcome.status),
             "planner": outcome.plan.planner if outcome.plan else "",
             "plan_s": time.perf_counter() - begin,
@@ -138,6 +141,8 @@ def planned(
             return loss.detach()
 
         result = timed(step, model, device, parameter_bytes)
+        if result.get("peak_bytes", 0) > budget and not tighter_by:  # the closed loop of memfit.fit: a miss re-plans tighter, once
+            queue.insert(0, (label, budget, result["peak_bytes"] - timeline.peak_bytes))
         worst = None if reference is None else worst_difference(reference, gradients(step, model))
         yield record | {
             "predicted_peak_bytes": timeline.peak_bytes,

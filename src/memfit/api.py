@@ -12,6 +12,7 @@ from torch import nn
 
 from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call, Inputs
+from memfit.capture.lower import CUDA_GRANULARITY
 from memfit.capture.step import capture
 from memfit.core.budget import Budget
 from memfit.core.costs import Costs
@@ -137,6 +138,9 @@ def make_ready(
         progress.update("tracing the model")
         captured = task.capture(call, accumulates=accumulates)
         costs = task.costs(captured, progress)
+        elsewhere_bytes = held_elsewhere(task, call, captured)
+        if budget.device_bytes is not None:
+            budget = Budget(device_bytes=max(0, budget.device_bytes - elsewhere_bytes))
         if plan is not None:
             chosen = _replayed(plan, captured, costs, budget)
         else:
@@ -149,7 +153,20 @@ def make_ready(
             program=generate(captured, chosen.schedule),
             keep_all_peak_bytes=free.timeline.peak_bytes,
             base_time_ns=free.timeline.compute_time_ns,
+            elsewhere_bytes=elsewhere_bytes,
         )
+
+
+def held_elsewhere(task: Task, call: Call, captured: Captured) -> int:
+    """Device bytes this process holds outside the step: library workspaces that stay (cuBLAS), whatever else the caller keeps."""
+    if captured.device.type != "cuda":
+        return 0
+    state = [t for entry in task.optimizer.state.values() for t in entry.values()] if task.optimizer is not None else []
+    gradients = [p.grad for p in task.model.parameters()]
+    ours = (*task.model.parameters(), *task.model.buffers(), *call.tensors, *gradients, *state)
+    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in ours if isinstance(t, torch.Tensor) and t.is_cuda}
+    rounded = sum(-(-size // CUDA_GRANULARITY) * CUDA_GRANULARITY for size in storages.values())
+    return max(0, torch.cuda.memory_allocated(captured.device) - rounded)
 
 
 def plan_captured(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -37,6 +38,13 @@ class Setting:
     accumulates: bool  # .grad exists before the step
     optimizer: OptimizerBytes | None = None
     reserve_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """A number among an op's outputs, known while tracing."""
+
+    value: int | float | bool
 
 
 def lower(joint: Joint, setting: Setting) -> Captured:
@@ -127,15 +135,15 @@ class _Lowering:
         unpack, target = isinstance(sample, (tuple, list)), node.target
         assert callable(target)
         samples = list(sample) if isinstance(sample, (tuple, list)) else [sample]
-        refs: dict[Any, Any] = {n: Ref(self.value_of[n]) for n in node.all_input_nodes}
-        outputs: list[int | None] = [self._output(node, k, s) for k, s in enumerate(samples)]
-        inputs = tuple(dict.fromkeys(r.tensor for r in refs.values()))
+        refs: dict[Any, Any] = {n: self._argument_value(n) for n in node.all_input_nodes}
+        outputs: list[Any] = [self._output(node, k, s) for k, s in enumerate(samples)]
+        inputs = tuple(dict.fromkeys(r.tensor for r in refs.values() if isinstance(r, Ref)))
         self._add_op(
             Op(
                 id=len(self.ops),
                 name=_name(node.target),
                 inputs=inputs,
-                outputs=tuple(t for t in outputs if t is not None),
+                outputs=tuple(t for t in outputs if isinstance(t, int)),
                 seeded=_is_seeded(node.target),
                 where=where_of(node),
             ),
@@ -143,14 +151,21 @@ class _Lowering:
                 target=target,
                 args=torch.fx.node.map_arg(node.args, refs.__getitem__),
                 kwargs=torch.fx.node.map_arg(node.kwargs, refs.__getitem__),
-                outputs=tuple(outputs),
+                outputs=tuple(t if isinstance(t, int) else None for t in outputs),
                 unpack=unpack,
             ),
         )
         self.value_of[node] = tuple(outputs) if unpack else outputs[0]
         self._accumulate_ready(node)
 
-    def _output(self, node: torch.fx.Node, position: int, sample: Any) -> int | None:
+    def _argument_value(self, node: torch.fx.Node) -> Any:
+        value = self.value_of[node]
+        return value.value if isinstance(value, _Plain) else Ref(value)
+
+    def _output(self, node: torch.fx.Node, position: int, sample: Any) -> int | _Plain | None:
+        """A tensor id, a plain number that some ops return beside tensors (attention's lengths), or None."""
+        if isinstance(sample, (int, float, bool)):
+            return _Plain(sample)
         if not isinstance(sample, torch.Tensor):
             if sample is not None:
                 raise Unsupported(f"{_name(node.target)} returns a {type(sample).__name__}: sizes that depend on values cannot be planned.")
@@ -392,7 +407,7 @@ def _argument(node: torch.fx.Node, position: int) -> Any:
 
 
 def _name(target: Any) -> str:
-    return str(target)
+    return f"memfit.{target.__name__}" if isinstance(target, FunctionType) else str(target)
 
 
 def _is_seeded(target: Any) -> bool:

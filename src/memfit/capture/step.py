@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from memfit.capture.captured import Captured
+from memfit.capture.cudnn import use_cudnn_batch_norm
 from memfit.capture.inputs import Call
 from memfit.capture.joint import trace
 from memfit.capture.lower import CUDA_GRANULARITY, Setting, lower
@@ -28,6 +29,7 @@ def capture(
 ) -> Captured:
     """Trace one training step (or, with `training=False`, one inference) on fake tensors. Allocates nothing."""
     joint = trace(model, call, loss_fn=loss_fn, num_targets=num_targets, training=training)
+    use_cudnn_batch_norm(joint.module)
     sources = (*model.parameters(), *model.buffers(), *call.tensors)
     granularity = CUDA_GRANULARITY if any(t.device.type == "cuda" for t in sources) else 1
     names = (

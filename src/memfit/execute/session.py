@@ -30,6 +30,7 @@ class Ready:
     program: Program
     keep_all_peak_bytes: int
     base_time_ns: int
+    elsewhere_bytes: int = 0  # held by the process outside the step
 
 
 class Watch(Protocol):

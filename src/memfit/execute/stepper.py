@@ -177,8 +177,9 @@ class Stepper:
     def settle(self, shape: _Shape, measured: int) -> None:
         """Compare measured with planned; a miss above the budget re-plans tighter by as much."""
         shape.measured_peak_bytes = measured
-        budget, predicted = shape.ready.plan.budget.device_bytes, shape.ready.plan.timeline.peak_bytes
-        if budget is not None and measured > budget + shape.tighter_by:
+        elsewhere = shape.ready.elsewhere_bytes
+        budget, predicted = shape.ready.plan.budget.device_bytes, shape.ready.plan.timeline.peak_bytes + elsewhere
+        if budget is not None and measured > budget + shape.tighter_by + elsewhere:
             over = measured - predicted
             shape.notes.append(f"measured {format_bytes(measured)} against {format_bytes(predicted)} predicted: planned again, tighter")
             self._tighten(shape, shape.tighter_by + over)
@@ -217,10 +218,10 @@ class Stepper:
     def report(self) -> Report:
         shape = self._current()
         plan = shape.ready.plan
-        base = shape.ready.base_time_ns
+        base, elsewhere = shape.ready.base_time_ns, shape.ready.elsewhere_bytes
         return Report(
-            budget_bytes=None if plan.budget.device_bytes is None else plan.budget.device_bytes + shape.tighter_by,
-            predicted_peak_bytes=plan.timeline.peak_bytes,
+            budget_bytes=None if plan.budget.device_bytes is None else plan.budget.device_bytes + shape.tighter_by + elsewhere,
+            predicted_peak_bytes=plan.timeline.peak_bytes + elsewhere,
             measured_peak_bytes=shape.measured_peak_bytes,
             keep_all_peak_bytes=shape.ready.keep_all_peak_bytes,
             overhead_fraction=(plan.timeline.compute_time_ns - base) / base if base else 0.0,
@@ -239,7 +240,7 @@ class Trial:
         self.device = shape.ready.captured.device
         self.left = 0
         self.peak: int | None = None
-        self.held_before = source_bytes(shape.ready.captured)
+        self.held_before = source_bytes(shape.ready.captured) + shape.ready.elsewhere_bytes
         if self.device.type == "cuda":  # whatever else the process holds counts against the budget too
             self.held_before = max(self.held_before, torch.cuda.memory_allocated(self.device))
 

@@ -30,7 +30,7 @@ def measured(captured: Captured, *, cache: Cache | None = None, progress: Progre
     cache = cache or Cache()
     device_name = name_of(captured.device)
     signatures = [
-        signature(captured, c) if c.role is Role.CALL and not is_free(captured, i) else None for i, c in enumerate(captured.calls)
+        signature(captured, i) if c.role is Role.CALL and not is_free(captured, i) else None for i, c in enumerate(captured.calls)
     ]
     distinct = {s: i for i, s in reversed(list(enumerate(signatures))) if s is not None}
     missing = [(s, i) for s, i in distinct.items() if cache.get(device_name, s) is None]
@@ -54,8 +54,9 @@ def name_of(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu-{torch.get_num_threads()}"
 
 
-def signature(captured: Captured, call: OpCall) -> str:
+def signature(captured: Captured, op: int) -> str:
     """Equal for calls that run the same kernel on the same shapes."""
+    call = captured.calls[op]
 
     def describe(value: Any) -> Any:
         if isinstance(value, Ref):
@@ -63,7 +64,7 @@ def signature(captured: Captured, call: OpCall) -> str:
             return "?" if sample is None else (str(sample.dtype), tuple(sample.shape), sample.stride())
         return repr(value)
 
-    return f"{torch.__version__} {call.target} {tree_map(describe, (call.args, dict(call.kwargs)))} {_settings()}"
+    return f"{torch.__version__} {captured.graph.ops[op].name} {tree_map(describe, (call.args, dict(call.kwargs)))} {_settings()}"
 
 
 def _settings() -> str:
