@@ -43,6 +43,7 @@ class OpCall:
     outputs: tuple[int | None, ...] = ()
     unpack: bool = False
     index: int = -1  # ACCUMULATE: position of the parameter or input among the sources
+    keeps: bool = False  # ACCUMULATE: the gradient itself becomes .grad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

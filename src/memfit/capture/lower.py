@@ -221,18 +221,14 @@ class _Lowering:
     def _accumulate(self, source: int, gradient: int) -> None:
         sample = self.samples[gradient]
         assert sample is not None
-        is_parameter = source < self.joint.num_parameters
-        if self.setting.accumulates and is_parameter:
-            storage = self._new_storage(0, Kind.GRADIENT, "accumulated")
-        elif self._can_keep(source, gradient):
-            storage = self.tensors[gradient].storage
-        else:
-            storage = self._new_storage(allocated_bytes(sample, self.granularity), Kind.GRADIENT, "gradient")
-        token = self._new_tensor(storage, sample, "gradient")
-        self.results.append(token)
+        added = self.setting.accumulates and source < self.joint.num_parameters
+        keeps = not added and self._can_keep(source, gradient)
+        size = 0 if added or keeps else allocated_bytes(sample, self.granularity)
+        token = self._new_tensor(self._new_storage(size, Kind.GRADIENT, "gradient"), sample, "gradient")
+        self.results.extend((gradient, token) if keeps else (token,))  # a kept gradient is .grad itself
         self._add_op(
             Op(id=len(self.ops), name="memfit.accumulate", inputs=(gradient,), outputs=(token,), replayable=False),
-            OpCall(role=Role.ACCUMULATE, args=(Ref(gradient),), outputs=(token,), index=source),
+            OpCall(role=Role.ACCUMULATE, args=(Ref(gradient),), outputs=(token,), index=source, keeps=keeps),
         )
 
     def _can_keep(self, source: int, gradient: int) -> bool:
@@ -372,9 +368,9 @@ class _Lowering:
                 storage = self.tensors[t].storage
                 if storage in made_forward and kinds[storage] is Kind.TEMPORARY:
                     kinds[storage] = Kind.ACTIVATION
-        for op in self.ops:
-            if op.name == "memfit.accumulate":
-                kinds[self.tensors[op.outputs[0]].storage] = Kind.GRADIENT
+        for op, call in zip(self.ops, self.calls, strict=True):
+            if call.keeps:
+                kinds[self.tensors[op.inputs[0]].storage] = Kind.GRADIENT
         return tuple(replace(s, kind=kinds[s.id]) for s in self.storages)
 
     def _new_storage(self, size_bytes: int, kind: Kind, name: str) -> int:

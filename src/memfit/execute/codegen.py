@@ -79,7 +79,7 @@ class _Writer:
         if step.variant:
             raise Unsupported(f"the eager engine cannot run variant {step.variant} of op {step.op}: plan without variants.")
         if call.role is Role.ACCUMULATE:
-            self._accumulate(step.op, call)
+            self._accumulate(call)
         elif call.role is Role.CALL:
             self._call(step.op, call)
 
@@ -113,11 +113,8 @@ class _Writer:
             self._bind(tensor, f"v{tensor}")
         self.lines.append("del t")
 
-    def _accumulate(self, op: int, call: OpCall) -> None:
-        gradient, token = call.args[0].tensor, call.outputs[0]
-        assert token is not None
-        keeps = self.graph.storage_of(gradient) == self.graph.storage_of(token)
-        self.lines.append(f"put({call.index}, {self.names[gradient]}, {keeps})")
+    def _accumulate(self, call: OpCall) -> None:
+        self.lines.append(f"put({call.index}, {self.names[call.args[0].tensor]}, {call.keeps})")
 
     def _free(self, storage: int) -> None:
         names = [self.names.pop(t, "") for t in sorted(self.held.pop(storage, set()))]  # "" did not cross the border

@@ -65,7 +65,7 @@ def _time_ns(captured: Captured, op: int, target: Device) -> int:
 def _accumulate_ns(captured: Captured, op: int, target: Device) -> int:
     """Adding into an existing gradient reads two and writes one; keeping the tensor costs nothing."""
     node = captured.graph.ops[op]
-    if captured.graph.storage_of(node.inputs[0]) == captured.graph.storage_of(node.outputs[0]):
+    if captured.calls[op].keeps:
         return 0
     return target.launch_ns + round(3 * _tensor_bytes(captured, node.inputs[0]) / target.memory_bytes_per_s * 1e9)
 
