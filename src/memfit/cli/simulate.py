@@ -39,7 +39,7 @@ def command(
     if output:
         check_target(output, force=force)
     the_graph = cast(Graph, load(graph, Graph))
-    the_schedule = _load_schedule(schedule)
+    the_schedule = _load_schedule(schedule, the_graph)
     the_costs = cast(Costs, load(costs, Costs)) if costs else None
     try:
         timeline = simulate(the_graph, the_schedule, the_costs, limits)
@@ -60,9 +60,11 @@ def command(
         wrote(output, f"memfit simulate {graph} {output}")
 
 
-def _load_schedule(path: Path) -> Schedule:
+def _load_schedule(path: Path, graph: Graph) -> Schedule:
     artifact = load(path)
     if isinstance(artifact, Plan):
+        if artifact.graph_digest not in ("", graph.digest):
+            raise BadInput(f"{path}: this plan belongs to graph {artifact.graph_digest[:12]}, not to {graph.digest[:12]}: plan this graph.")
         return artifact.schedule
     if not isinstance(artifact, Schedule):
         raise BadInput(f"{path}: holds a {type(artifact).__name__.lower()}, but a schedule or a plan is expected.")

@@ -118,6 +118,13 @@ def test_output_is_a_plan_that_can_be_judged_again(files: Path) -> None:
     assert run("simulate", files / "graph.json", plan).stdout == run("simulate", files / "graph.json", files / "schedule.json").stdout
 
 
+def test_a_plan_of_another_graph_is_refused(files: Path) -> None:
+    run("simulate", files / "graph.json", files / "schedule.json", "-o", files / "plan.json")
+    save(chain(3), files / "longer.json")
+    result = run("simulate", files / "longer.json", files / "plan.json")
+    assert f"belongs to graph {chain(2).digest[:12]}, not to {chain(3).digest[:12]}" in str(result.exception)
+
+
 def test_an_existing_output_is_refused_before_the_work(files: Path) -> None:
     arguments = ("simulate", files / "graph.json", files / "schedule.json", "-o", files / "costs.json")
     before = (files / "costs.json").read_bytes()
