@@ -111,7 +111,7 @@ class _Builder:
     def __init__(self, graph: Graph, costs: Costs) -> None:
         self.graph, self.costs = graph, costs
         of = graph.storage_of
-        self.sources = set(map(of, graph.sources))
+        self.sources, self.returned = set(map(of, graph.sources)), set(map(of, graph.results))
         self.sizes = [s.size_bytes for s in graph.storages]
         self.view_op: dict[int, int] = {}
         self.marker: dict[int, int] = {}  # tensor made as a view by an op that also allocates -> a zero-byte stand-in
@@ -122,9 +122,10 @@ class _Builder:
         self.needs = self._tensor_needs()
         self.results = {s for t in graph.results for s in self.needs[t]}
         self.fixed = self.sources & self.results
-        self.odd_views = sum(
-            bool(set(needs) - self.fixed - {of(t)}) for t, needs in enumerate(self.needs)
-        )  # remade from more than their storage
+        marks = set(self.marker.values())
+        self.odd_views = sum(  # remade from more than their own storage
+            bool(set(needs) - self.fixed - marks - {of(t)}) for t, needs in enumerate(self.needs)
+        )
 
     def _is_view_op(self, op: Op) -> bool:
         plain = op.outputs and op.replayable and not op.seeded and not op.variants and not self.costs.workspace(op.id)
@@ -153,11 +154,15 @@ class _Builder:
         return tuple(needs)
 
     def _mark(self, tensor: int) -> int:
-        """An op that allocates *and* views its input: readers of that view follow it, and its storage is made only once."""
+        """A view made by an op that does more (it allocates, or runs only once): readers of the view follow that op.
+
+        The view dies when its storage is made anew, which does not happen to a result; any other storage is made only once.
+        """
         if tensor not in self.marker:
             self.marker[tensor] = len(self.sizes)
             self.sizes.append(0)
-            self.unrepeatable.add(self.graph.storage_of(tensor))
+            if self.graph.storage_of(tensor) not in self.returned:
+                self.unrepeatable.add(self.graph.storage_of(tensor))
         return self.marker[tensor]
 
     def build(self) -> Model:
@@ -190,7 +195,7 @@ class _Builder:
             needs_of_tensor=self.needs,
             agenda=_default_agenda(self.graph, forms, ins, producers, self.needs, arrays),
             arrays=arrays,
-            partial=bool(self.marker or self.odd_forms or self.odd_views),
+            partial=bool(self.unrepeatable or self.odd_forms or self.odd_views),
         )
 
     def _is_odd(self, op: int, form: Op | Variant) -> bool:
