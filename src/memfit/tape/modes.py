@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memfit.core.costs import Costs
+from memfit.core.errors import Unsupported
 from memfit.core.graph import Graph
 from memfit.core.plan import Layout, Plan
 from memfit.core.schedule import Schedule
@@ -81,9 +82,13 @@ def planned_mode(name: str, program: Program, plan: Plan, *, place: Place | None
 
 
 def inference_mode(program: Program) -> Mode:
-    """For a chain compiled without gradients."""
+    """For a net compiled without gradients: two buffers, or a few more where it carries more than one value along."""
     schedule = drop_early(program.graph, inplace=True)
-    return Mode(name="inference", program=program, schedule=schedule, layout=two_buffers(program.graph, schedule, program.costs))
+    try:
+        layout = two_buffers(program.graph, schedule, program.costs)
+    except Unsupported:
+        layout = share_tags(program.graph, schedule, program.costs)
+    return Mode(name="inference", program=program, schedule=schedule, layout=layout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

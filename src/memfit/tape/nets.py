@@ -60,17 +60,30 @@ class _Init:
         return self.tape.array(self.random.integers(0, classes, num), name="labels")
 
 
-def mlp(*, depth: int, width: int, batch: int, classes: int = 0, residual: bool = False, dtype: Any = np.float64, seed: int = 0) -> Net:
-    """`depth` layers of linear + tanh (with a skip connection each, if residual), all of one width; squared error without classes."""
-    _positive(depth=depth, width=width, batch=batch)
+def mlp(
+    *,
+    depth: int,
+    width: int,
+    batch: int,
+    features: int | None = None,
+    classes: int = 0,
+    residual: bool = False,
+    dtype: Any = np.float64,
+    seed: int = 0,
+) -> Net:
+    """`depth` layers of linear + tanh (with a skip connection where widths agree, if residual).
+
+    With `classes` a linear head and cross-entropy follow, without it the squared error.
+    """
+    _positive(depth=depth, width=width, batch=batch, features=width if features is None else features)
     tape = Tape(dtype)
     init = _Init(tape, seed)
-    x = h = init.normal(batch, width, name="x")
+    x = h = init.normal(batch, features or width, name="x")
     for layer in range(depth):
         with tape.scope(f"layers.{layer}"):
-            weight, bias = init.weight(width, width, fan_in=width), init.zeros(width)
+            weight, bias = init.weight(h.shape[1], width, fan_in=h.shape[1]), init.zeros(width)
             y = tanh(linear(h, weight, bias))
-            h = add(h, y) if residual else y
+            h = add(h, y) if residual and h.shape == y.shape else y
     if classes:
         with tape.scope("head"):
             h = linear(h, init.weight(width, classes, fan_in=width), init.zeros(classes))

@@ -49,26 +49,26 @@ def _share(items: Sequence[Lifetime], slack: float) -> Layout:
 
 
 def two_buffers(graph: Graph, schedule: Schedule, costs: Costs) -> Layout:
-    """Two buffers used in turn, and one region for scratch: O(1) memory whatever the depth. For chains without gradients.
+    """Two buffers used in turn, and one region for scratch: O(1) memory whatever the depth. For nets without gradients.
 
-    x ─> [A] ─> [B] ─> [A] ─> [B] ─> y
+        x ─> [A] ─> [B] ─> [A] ─> [B] ─> y          a residual block works in B and adds into A
+
+    Every value goes to the buffer that is free; a net that needs three values at once is refused.
     """
     items = lifetimes(graph, schedule, costs)
-    turns = [k for k, item in enumerate(items) if item.storage != SCRATCH]
-    _refuse_three(items, turns)
-    even = max((items[k].size_bytes for k in turns[::2]), default=0)
-    odd = max((items[k].size_bytes for k in turns[1::2]), default=0)
+    until, sizes, buffer_of = [0, 0], [0, 0], {}
+    for k, item in enumerate(items):
+        if item.storage == SCRATCH:
+            continue
+        free = min((0, 1), key=lambda b: until[b])
+        if until[free] > item.start:
+            raise Unsupported(
+                f"two buffers do not suffice: at step {item.start} both hold values still needed when a third (storage {item.storage}) is "
+                "made. Use share_tags or a planned layout, which handle branches and gradients."
+            )
+        buffer_of[k], until[free], sizes[free] = free, item.stop, max(sizes[free], item.size_bytes)
     scratch = max((item.size_bytes for item in items if item.storage == SCRATCH), default=0)
-    place = {k: (0, even)[n % 2] for n, k in enumerate(turns)}
-    layout = Layout(offsets=tuple(place.get(k, even + odd) for k in range(len(items))), height_bytes=even + odd + scratch)
+    starts = (0, sizes[0], sum(sizes))
+    layout = Layout(offsets=tuple(starts[buffer_of.get(k, 2)] for k in range(len(items))), height_bytes=sum(sizes) + scratch)
     check_layout(items, layout)
     return layout
-
-
-def _refuse_three(items: Sequence[Lifetime], turns: Sequence[int]) -> None:
-    for first, third in zip(turns, turns[2:], strict=False):
-        if items[first].stop > items[third].start:
-            raise Unsupported(
-                f"two alternating buffers serve a chain: at step {items[third].start} storage {items[first].storage} is still needed "
-                f"when a third value ({items[third].storage}) is made. Use share_tags or a planned layout, which handle branches and gradients."
-            )

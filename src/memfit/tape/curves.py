@@ -1,0 +1,89 @@
+"""Memory against depth for each scheme: the O(n), O(√n) and O(1) curves of the founding documents (SOURCES A7, B9, B10).
+
+    bytes │        ·naive                  measured at the predicted peak of every schedule
+          │     ·        · exact
+          │  ·   ·  ·  ·   ·  · √n         beyond the sources: parameters and inputs grow with depth whatever one does
+          └──────────────────────> depth
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from memfit.core.plan import Plan
+from memfit.tape.gradient import gradients
+from memfit.tape.modes import Mode, Place, inference_mode, planless_modes, planned_mode
+from memfit.tape.nets import Net, lstm, mlp
+from memfit.tape.program import Program, compile_program
+from memfit.tape.schedules import recomputations
+
+MakeNet = Callable[[int], Net]
+MakePlan = Callable[[Program, int], Plan]
+"""From a program and its depth to a plan: how planners, which live elsewhere, come in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One scheme at one depth. Bytes are the peak beyond parameters and inputs."""
+
+    net: str
+    scheme: str
+    depth: int
+    predicted_bytes: int
+    measured_bytes: int
+    num_ops: int
+    num_recomputed: int
+
+
+def wide_mlp(depth: int) -> Net:
+    """A residual MLP with small weights and large activations, so that the curve is the activations'."""
+    return mlp(depth=depth, width=4, batch=1024, residual=True)
+
+
+def wide_lstm(steps: int) -> Net:
+    return lstm(steps=steps, width=4, batch=256)
+
+
+def curve(
+    name: str,
+    make: MakeNet,
+    depths: Sequence[int],
+    planners: Mapping[str, MakePlan],
+    *,
+    place: Place | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> tuple[Point, ...]:
+    """Every scheme at every depth, run once and measured."""
+    points = []
+    for depth in depths:
+        net = make(depth)
+        program = compile_program([net.loss, *gradients(net.loss)])
+        for mode in _modes(program, depth, planners, place, progress):
+            progress(f"{name}, depth {depth}: {mode.name}")
+            points.append(_point(name, mode, depth))
+        progress(f"{name}, depth {depth}: inference")
+        points.append(_point(name, inference_mode(compile_program([net.output])), depth))
+    return tuple(points)
+
+
+def _modes(program: Program, depth: int, planners: Mapping[str, MakePlan], place: Place | None, progress: Callable[[str], None]) -> list[Mode]:
+    modes = [m for m in planless_modes(program, place=place) if m.name in ("naive", "exact", "static", "arena")]
+    for name, make in planners.items():
+        progress(f"depth {depth}: planning {name}")
+        modes.append(planned_mode(name, program, make(program, depth)))
+    return modes
+
+
+def _point(name: str, mode: Mode, depth: int) -> Point:
+    held = sum(mode.program.graph.size_of(t) for t in mode.program.graph.sources)
+    seen = mode.trace_peak()
+    return Point(
+        net=name,
+        scheme=mode.name,
+        depth=depth,
+        predicted_bytes=max(mode.predicted_bytes()) - held,
+        measured_bytes=seen.peak_bytes - held,
+        num_ops=len(mode.program.graph.ops),
+        num_recomputed=recomputations(mode.schedule),
+    )
