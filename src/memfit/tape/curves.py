@@ -1,9 +1,9 @@
 """Memory against depth for each scheme: the O(n), O(√n) and O(1) curves of the founding documents (SOURCES A7, B9, B10).
 
-    bytes │        ·naive                  measured at the predicted peak of every schedule
-          │     ·        · exact
-          │  ·   ·  ·  ·   ·  · √n         beyond the sources: parameters and inputs grow with depth whatever one does
-          └──────────────────────> depth
+bytes │        ·naive                  measured at the predicted peak of every schedule
+      │     ·        · exact
+      │  ·   ·  ·  ·   ·  · √n         beyond the sources: parameters and inputs grow with depth whatever one does
+      └──────────────────────> depth
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def curve(
     return tuple(points)
 
 
-def _modes(program: Program, depth: int, planners: Mapping[str, MakePlan], place: Place | None, progress: Callable[[str], None]) -> list[Mode]:
+def _modes(
+    program: Program, depth: int, planners: Mapping[str, MakePlan], place: Place | None, progress: Callable[[str], None]
+) -> list[Mode]:
     modes = [m for m in planless_modes(program, place=place) if m.name in ("naive", "exact", "static", "arena")]
     for name, make in planners.items():
         progress(f"depth {depth}: planning {name}")
@@ -82,7 +84,7 @@ def _point(name: str, mode: Mode, depth: int) -> Point:
         net=name,
         scheme=mode.name,
         depth=depth,
-        predicted_bytes=max(mode.predicted_bytes()) - held,
+        predicted_bytes=seen.predicted_peak_bytes - held,
         measured_bytes=seen.peak_bytes - held,
         num_ops=len(mode.program.graph.ops),
         num_recomputed=recomputations(mode.schedule),

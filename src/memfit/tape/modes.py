@@ -55,9 +55,7 @@ class Mode:
 
     def trace_peak(self) -> Trace:
         """Looks only at the steps that matter: the predicted peak, and the last."""
-        predicted = self.predicted_bytes()
-        steps = {int(np.argmax(predicted)), len(predicted) - 1} if predicted else set()
-        return trace(self.program, self.schedule, memory=self.memory, layout=self.layout, at_steps=steps)
+        return trace(self.program, self.schedule, memory=self.memory, layout=self.layout, only_peak=True)
 
 
 def planless_modes(program: Program, *, place: Place | None = None) -> tuple[Mode, ...]:
@@ -101,6 +99,7 @@ class Comparison:
     exact: bool  # prediction = measurement in every step looked at
     num_ops: int
     num_recomputed: int
+    recomputed_fraction: float  # their time by the program's costs, over that of running every op once
     time_ns: int
     same_numbers: bool  # results bitwise equal to the first mode's
 
@@ -113,16 +112,22 @@ def compare(modes: Sequence[Mode], *, repeats: int = 3, every_step: bool = True)
     return tuple(
         Comparison(
             name=mode.name,
-            predicted_bytes=max(mode.predicted_bytes(), default=0),
+            predicted_bytes=seen.predicted_peak_bytes,
             measured_bytes=seen.peak_bytes,
             exact=seen.predicted_bytes == seen.measured_bytes,
             num_ops=len(mode.program.graph.ops),
             num_recomputed=recomputations(mode.schedule),
+            recomputed_fraction=_recomputed_fraction(mode),
             time_ns=time_ns,
             same_numbers=_equal(reference, seen.results),
         )
         for mode, seen, time_ns in zip(modes, traces, times, strict=True)
     )
+
+
+def _recomputed_fraction(mode: Mode) -> float:
+    once = sum(mode.program.costs.op_time_ns)
+    return sum(mode.program.costs.time_ns(s.op, s.variant) for s in mode.schedule.computes) / once - 1 if once else 0.0
 
 
 def _least_times(modes: Sequence[Mode], repeats: int) -> list[int]:

@@ -24,16 +24,18 @@ from memfit.tape.linear import linear, matmul
 from memfit.tape.norm import batch_norm, layer_norm
 from memfit.tape.pool2d import max_pool2d
 from memfit.tape.reduce import mean_over
+from memfit.tape.spec import Data
 from memfit.tape.views import split, transpose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Net:
-    """A recorded forward pass: `output` before the loss, `loss`, and what to feed."""
+    """A recorded forward pass: `output` before the loss, `loss`, the parameters, and what to feed."""
 
     tape: Tape
     output: Array
     loss: Array
+    parameters: tuple[Array, ...]
     inputs: tuple[Array, ...]
     targets: tuple[Array, ...]
 
@@ -43,15 +45,23 @@ class _Init:
 
     def __init__(self, tape: Tape, seed: int) -> None:
         self.tape, self.random = tape, np.random.default_rng(seed)
+        self.parameters: list[Array] = []
 
     def weight(self, *shape: int, fan_in: int, name: str = "weight") -> Array:
-        return self.tape.parameter(self.random.standard_normal(shape) / sqrt(fan_in), name)
+        return self._parameter(self.random.standard_normal(shape) / sqrt(fan_in), name)
 
     def zeros(self, *shape: int, name: str = "bias") -> Array:
-        return self.tape.parameter(np.zeros(shape), name)
+        return self._parameter(np.zeros(shape), name)
 
     def ones(self, *shape: int, name: str = "gamma") -> Array:
-        return self.tape.parameter(np.ones(shape), name)
+        return self._parameter(np.ones(shape), name)
+
+    def _parameter(self, data: Data, name: str) -> Array:
+        self.parameters.append(self.tape.parameter(data, name))
+        return self.parameters[-1]
+
+    def net(self, output: Array, loss: Array, inputs: tuple[Array, ...], target: Array) -> Net:
+        return Net(tape=self.tape, output=output, loss=loss, parameters=tuple(self.parameters), inputs=inputs, targets=(target,))
 
     def normal(self, *shape: int, name: str) -> Array:
         return self.tape.array(self.random.standard_normal(shape), name=name)
@@ -92,7 +102,7 @@ def mlp(
     else:
         target = init.normal(batch, width, name="target")
         loss = mean_over(power(subtract(h, target), 2))
-    return Net(tape=tape, output=h, loss=loss, inputs=(x,), targets=(target,))
+    return init.net(h, loss, (x,), target)
 
 
 def lstm(*, steps: int, width: int, batch: int, dtype: Any = np.float64, seed: int = 0) -> Net:
@@ -108,7 +118,7 @@ def lstm(*, steps: int, width: int, batch: int, dtype: Any = np.float64, seed: i
         with tape.scope(f"time.{t}"):
             h, c = lstm_cell(x, h, c, w_x, w_h, bias)
     target = init.normal(batch, width, name="target")
-    return Net(tape=tape, output=h, loss=mean_over(power(subtract(h, target), 2)), inputs=inputs, targets=(target,))
+    return init.net(h, mean_over(power(subtract(h, target), 2)), inputs, target)
 
 
 def lstm_cell(x: Array, h: Array, c: Array, w_x: Array, w_h: Array, bias: Array) -> tuple[Array, Array]:
@@ -133,7 +143,7 @@ def cnn(*, blocks: int, channels: int, image: int, batch: int, classes: int = 10
     pooled = mean_over(h, (2, 3))
     logits = linear(pooled, init.weight(channels, classes, fan_in=channels), init.zeros(classes))
     labels = init.labels(batch, classes)
-    return Net(tape=tape, output=logits, loss=cross_entropy(logits, labels), inputs=(x,), targets=(labels,))
+    return init.net(logits, cross_entropy(logits, labels), (x,), labels)
 
 
 def _conv_bn(init: _Init, x: Array, c_in: int, c_out: int) -> Array:
@@ -168,7 +178,7 @@ def transformer(
             h = add(h, linear(inner, init.weight(4 * width, width, fan_in=4 * width), init.zeros(width)))
     logits = linear(reshape(_norm(init, h), (batch * length, width)), init.weight(width, vocabulary, fan_in=width))
     labels = init.labels(batch * length, vocabulary)
-    return Net(tape=tape, output=logits, loss=cross_entropy(logits, labels), inputs=(tokens,), targets=(labels,))
+    return init.net(logits, cross_entropy(logits, labels), (tokens,), labels)
 
 
 def _norm(init: _Init, x: Array) -> Array:

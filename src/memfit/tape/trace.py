@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +35,7 @@ class Trace:
 
     predicted_bytes: tuple[int, ...]
     measured_bytes: tuple[int, ...]
+    predicted_peak_bytes: int
     hidden_bytes: int
     results: tuple[Data, ...]
 
@@ -49,15 +50,15 @@ def trace(
     *,
     memory: Callable[[], Memory] = Fresh,
     layout: Layout | None = None,
-    at_steps: Container[int] | None = None,
+    only_peak: bool = False,
 ) -> Trace:
     """Run once under tracemalloc, in buffers of the run's own (sources included), and look during every step.
 
-    A look costs a walk over everything traced: `at_steps` chooses fewer of them for long schedules.
+    A look costs a walk over everything traced: `only_peak` looks at the predicted peak and at the last step alone.
     """
     predicted = predict(program, schedule, memory=memory, layout=layout)
-    if at_steps is not None:
-        predicted = tuple(x for k, x in enumerate(predicted) if k in at_steps)
+    peak = max(predicted, default=0)
+    at_steps = {predicted.index(peak), len(predicted) - 1} if only_peak and predicted else range(len(predicted))
     measured: list[int] = []
     meter = _Meter()
     executor = Executor(program, schedule, memory=memory, layout=layout, copy_sources=True)
@@ -66,13 +67,19 @@ def trace(
         meter.begin()
 
         def observe(step: int) -> None:
-            if at_steps is None or step in at_steps:
+            if step in at_steps:
                 meter.end()
                 measured.append(meter.array_bytes())
             meter.begin()
 
         results = executor.run(observe=observe)
-    return Trace(predicted_bytes=predicted, measured_bytes=tuple(measured), hidden_bytes=meter.hidden_bytes, results=results)
+    return Trace(
+        predicted_bytes=tuple(predicted[k] for k in sorted(at_steps)),
+        measured_bytes=tuple(measured),
+        predicted_peak_bytes=peak,
+        hidden_bytes=meter.hidden_bytes,
+        results=results,
+    )
 
 
 def predict(program: Program, schedule: Schedule, *, memory: Callable[[], Memory] = Fresh, layout: Layout | None = None) -> tuple[int, ...]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from memfit.core.errors import BadInput
-from memfit.tape.array import Array
+from memfit.tape.execute import evaluate
 from memfit.tape.modes import Mode
 from memfit.tape.nets import Net
 from memfit.tape.spec import Data
@@ -17,10 +16,11 @@ from memfit.tape.spec import Data
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """One run of training: the loss before every update, and the time of all steps."""
+    """One run of training: the loss before every update, how often the largest output is right at the end, the time of all steps."""
 
     mode: str
     losses: tuple[float, ...]
+    accuracy_fraction: float
     seconds: float
 
 
@@ -35,13 +35,13 @@ def spirals(num: int, classes: int = 3, *, seed: int = 0) -> tuple[Data, Data]:
     return np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1), labels
 
 
-def train(net: Net, mode: Mode, parameters: Sequence[Array], data: tuple[Data, Data], *, steps: int, rate: float) -> Trained:
-    """Full-batch gradient descent with momentum from the present parameters, which are put back at the end.
+def train(net: Net, mode: Mode, data: tuple[Data, Data], *, steps: int, rate: float) -> Trained:
+    """Full-batch gradient descent with momentum from the present parameters of a classifier, which are put back at the end.
 
-    The mode's program returns the loss and then the gradients of `parameters`, in order.
+    The mode's program returns the loss and then the gradients of `net.parameters`, in order.
     """
-    before = [p.data.copy() for p in parameters]
-    speed = [np.zeros_like(p.data) for p in parameters]
+    before = [p.data.copy() for p in net.parameters]
+    speed = [np.zeros_like(p.data) for p in net.parameters]
     executor = mode.executor()
     feeds = {net.inputs[0]: data[0], net.targets[0]: data[1]}
     losses = []
@@ -49,11 +49,14 @@ def train(net: Net, mode: Mode, parameters: Sequence[Array], data: tuple[Data, D
     for _ in range(steps):
         loss, *gradients = executor.run(feeds)
         losses.append(float(loss))
-        for p, v, g in zip(parameters, speed, gradients, strict=True):
+        for p, v, g in zip(net.parameters, speed, gradients, strict=True):
             v *= 0.9
             v -= rate * g
             p.data[...] += v
     seconds = time.perf_counter() - start
-    for p, old in zip(parameters, before, strict=True):
+    (logits,) = evaluate([net.output], {net.inputs[0]: data[0]})
+    for p, old in zip(net.parameters, before, strict=True):
         p.data[...] = old
-    return Trained(mode=mode.name, losses=tuple(losses), seconds=seconds)
+    return Trained(
+        mode=mode.name, losses=tuple(losses), accuracy_fraction=float((logits.argmax(axis=1) == data[1]).mean()), seconds=seconds
+    )
