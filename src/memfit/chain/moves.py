@@ -2,7 +2,8 @@
 
     Write(0, 1)  Advance(0, 7)  Back(7)  Read(0, 1)  Advance(0, 6)  Back(6)  ...
 
-A move is a small tuple, because a chain of 100,000 steps takes some 500,000 of them.
+A move is a small tuple, because a chain of 100,000 steps takes some 500,000 of them. Tell moves apart by their type, never by
+equality alone: as tuples, Advance(0, 1) == Drop(0, 1).
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def _stream(num_steps: int, room: Room, costs: ChainCosts, point: _Point) -> Cal
             yield Read(start, disk)
             segment = solve(need - start, start, capacity - below)
             opening = next(segment)
-            if opening != Write(start, disk):  # it is on disk already: either that is wanted, or it can go
+            if not (isinstance(opening, Write) and opening.level == disk):  # it is on disk already: either that is wanted, or it can go
                 yield Drop(start, disk)
                 yield opening
             yield from segment
@@ -263,7 +263,7 @@ class _Runner:
         elif move.level == CALLER:
             self.state = copy_tree(self.state0)
         else:
-            last = following == Drop(move.step, move.level)
+            last = isinstance(following, Drop) and (following.step, following.level) == (move.step, move.level)
             self.state = self.store.read(move.step, move.level, last=last)
             self.reads[self.room.places[move.level]] += 1
 
