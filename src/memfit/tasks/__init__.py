@@ -1,0 +1,1 @@
+"""Task graphs: the order that needs least memory on one processor, and schedules for many under a memory bound."""
