@@ -1,9 +1,9 @@
 """Lower bounds on the peak of any order of any task graph: what proves an answer optimal, or says how far it may be off.
 
-    single task      some task needs its inputs, its working memory and its outputs at once
-    what must live   while i runs, everything made before i (ancestors) and read after it (descendants) is there
-    forest           let every output keep only one of its readers, and forget the other edges: each order of the graph is
-                     one of that forest, holding no more, so Liu's optimum for the forest is a bound
+single task      some task needs its inputs, its working memory and its outputs at once
+what must live   while i runs, everything made before i (ancestors) and read after it (descendants) is there
+forest           let every output keep only one of its readers, and forget the other edges: each order of the graph is
+                 one of that forest, holding no more, so Liu's optimum for the forest is a bound
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from memfit.core.errors import BadInput
 
@@ -66,7 +67,6 @@ class _Parser:
         """Statements between braces; returns the nodes named in them. Defaults hold until the block ends."""
         self._expect("{")
         node_defaults, edge_defaults, seen = dict(node_defaults), dict(edge_defaults), []
-        depth = 0
         while not self._accept("}"):
             if self._accept(";") or self._accept(","):
                 continue
@@ -76,7 +76,6 @@ class _Parser:
                 {"node": node_defaults, "edge": edge_defaults}.get(which, {}).update(found)
                 continue
             seen += self._statement(node_defaults, edge_defaults)
-            depth += 1
         return seen
 
     def _statement(self, node_defaults: Attributes, edge_defaults: Attributes) -> list[str]:
@@ -94,7 +93,7 @@ class _Parser:
         if len(ends) == 1:
             for name in ends[0]:
                 self.graph.nodes[name].update(attributes)
-        for tails, heads in zip(ends, ends[1:], strict=False):
+        for tails, heads in pairwise(ends):
             self.graph.edges += [(a, b, {**edge_defaults, **attributes}) for a in tails for b in heads]
         return [name for group in ends for name in group]
 

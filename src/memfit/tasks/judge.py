@@ -1,9 +1,9 @@
 """The judge of orders and of parallel schedules: replays them on the graph and imports no algorithm.
 
-    time      0 ──────── 2 ──────── 5 ─────── 6        at one instant what ends is dealt with before what starts, in the
-    runs      [── a ──][──── c ────][── d ──]          order in which the runs are listed
-              [── b ──]
-    memory    what is alive + working memory of what runs + outputs under way
+time      0 ──────── 2 ──────── 5 ─────── 6        at one instant what ends is dealt with before what starts, in the
+runs      [── a ──][──── c ────][── d ──]          order in which the runs are listed
+          [── b ──]
+memory    what is alive + working memory of what runs + outputs under way
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from memfit.core.errors import IllegalSchedule
 from memfit.core.units import format_bytes
 from memfit.tasks.kernel import kernel
-from memfit.tasks.model import Ints, TaskGraph
+from memfit.tasks.model import Bools, Ints, TaskGraph
 
 _SLACK = 1e-9  # relative, for sums of times that are not whole numbers
 
@@ -78,7 +78,7 @@ def _check_complete(graph: TaskGraph, steps: Ints) -> None:
 @kernel
 def _replay(
     steps: Ints, make_ptr: Ints, make_ids: Ints, read_ptr: Ints, read_ids: Ints,
-    size: Ints, producer: Ints, kept: Ints, memory: Ints, left: Ints, held: Ints, initial: int,
+    size: Ints, producer: Ints, kept: Bools, memory: Ints, left: Ints, held: Ints, initial: int,
 ) -> int:  # fmt: skip
     """Fills `held`; returns the first step that reads what is not there, or -1."""
     done = np.zeros(len(memory), np.bool_)

@@ -122,4 +122,4 @@ def _liu(postorder: Ints, num_children: Ints, children_bytes: Ints, memory: Ints
             node = link[node]
         order[at] = node
         at += 1
-    return rise[0]
+    return rise[0]  # type: ignore[no-any-return]

@@ -4,7 +4,7 @@
                  /      \\        says whether a node's children run side by side or one after another;
                a 3      b 1       a node of time w on p processors takes w / p
 
-`place` turns that into runs; `alltoall.py`, `proportional.py` and `memory_aware.py` each fill in the shares.
+`place` turns that into runs; `all_to_all_mapping.py`, `proportional_mapping.py` and `memory_aware_mapping.py` each fill in the shares.
 """
 
 from __future__ import annotations

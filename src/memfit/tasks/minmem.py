@@ -14,7 +14,7 @@ An in-tree is explored from its root as an out-tree; the trace reversed is its o
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,7 +29,7 @@ _Call = Generator[tuple[int, float], None, None]
 class _Visit:
     """What is known of a node: nothing run yet while `trace` is empty."""
 
-    cut: list[int] = field(default_factory=list)
+    cut: dict[int, None] = field(default_factory=dict)  # as an ordered set
     trace: list[int] = field(default_factory=list)
     residual: float = math.inf
     further: float = 0.0  # memory with which one more file of the cut can be explored
@@ -38,50 +38,46 @@ class _Visit:
 def minmem_order(tree: Tree) -> tuple[Ints, int]:
     """An optimal order of the tasks and its peak."""
     visits = [_Visit() for _ in range(tree.num_nodes)]
-    available = float(tree.need_bytes.max())
-    while True:
-        _run(_explore(tree, visits, tree.root, available), tree, visits)
-        further = visits[tree.root].further
-        if math.isinf(further):
-            break
-        available = further
+    size, need = tree.output_bytes.tolist(), tree.need_bytes.tolist()
+
+    def explore(node: int, available: float) -> _Call:
+        visit = visits[node]
+        if not visit.trace:
+            if need[node] > available:
+                visit.residual, visit.further = math.inf, need[node]
+                return
+            visit.trace, visit.cut = [node], dict.fromkeys(tree.children.of(node))
+        held = sum(size[j] for j in visit.cut)
+        candidates = [j for j in visit.cut if available - (held - size[j]) >= visits[j].further]
+        while candidates:
+            for j in candidates:
+                yield j, available - (held - size[j])
+                if visits[j].residual <= size[j]:
+                    del visit.cut[j]
+                    visit.cut.update(visits[j].cut)
+                    visit.trace.extend(visits[j].trace)
+                    held += int(visits[j].residual) - size[j]
+                    visits[j].trace = []  # now part of this trace; the files of its cut carry their own state
+            candidates = [j for j in visit.cut if available - (held - size[j]) >= visits[j].further]
+        visit.residual = held
+        visit.further = min((visits[j].further + held - size[j] for j in visit.cut), default=math.inf)
+
+    available = float(max(need))
+    _run(explore, tree.root, available)
+    while not math.isinf(visits[tree.root].further):
+        available = visits[tree.root].further
+        _run(explore, tree.root, available)
     order = np.array(visits[tree.root].trace[::-1], np.int64)
     return tree.only_tasks(order), int(available) + tree.base_bytes
 
 
-def _run(call: _Call, tree: Tree, visits: list[_Visit]) -> None:
+def _run(explore: Callable[[int, float], _Call], root: int, available: float) -> None:
     """Recursion without the interpreter's stack: trees can be 10**5 deep."""
-    stack = [call]
+    stack = [explore(root, available)]
     while stack:
         try:
-            node, available = next(stack[-1])
+            node, share = next(stack[-1])
         except StopIteration:
             stack.pop()
             continue
-        stack.append(_explore(tree, visits, node, available))
-
-
-def _explore(tree: Tree, visits: list[_Visit], node: int, available: float) -> _Call:
-    visit, size = visits[node], tree.output_bytes
-    if not visit.trace:
-        need = float(tree.need_bytes[node])
-        if need > available:
-            visit.residual, visit.further = math.inf, need
-            return
-        visit.trace, visit.cut = [node], tree.children.of(node)
-        for child in visit.cut:
-            visits[child].further = 0.0
-    held = sum(int(size[j]) for j in visit.cut)
-    candidates = [j for j in visit.cut if available - (held - size[j]) >= visits[j].further]
-    while candidates:
-        for j in candidates:
-            yield j, available - (held - int(size[j]))
-            if visits[j].residual <= size[j]:
-                visit.cut.remove(j)
-                visit.cut.extend(visits[j].cut)
-                visit.trace.extend(visits[j].trace)
-                held += int(visits[j].residual) - int(size[j])
-                visits[j].trace = []  # now part of this trace; the cut's files carry their own state
-        candidates = [j for j in visit.cut if available - (held - size[j]) >= visits[j].further]
-    visit.residual = held
-    visit.further = min((visits[j].further + held - int(size[j]) for j in visit.cut), default=math.inf)
+        stack.append(explore(node, share))

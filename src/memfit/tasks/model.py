@@ -207,8 +207,8 @@ def task_graph(
         )
     return TaskGraph(
         names=range(n) if names is None else names,
-        memory_bytes=_column(memory_bytes, n, 0, np.dtype(np.int64)),
-        time=_column(time, n, 1, np.dtype(np.float64)),
+        memory_bytes=_column(memory_bytes, n, 0).astype(np.int64),
+        time=_column(time, n, 1).astype(np.float64),
         item_bytes=item_bytes,
         item_producer=producer,
         item_kept=kept,
@@ -216,10 +216,10 @@ def task_graph(
     )
 
 
-def _column(values: Iterable[float] | None, n: int, default: float, dtype: np.dtype[np.int64] | np.dtype[np.float64]) -> NDArray[np.generic]:
+def _column(values: Iterable[float] | None, n: int, default: float) -> Floats | Ints:
     if values is None:
-        return np.full(n, default, dtype)
-    column = np.array(values if isinstance(values, np.ndarray) else list(values), dtype)
+        return np.full(n, default)
+    column = np.asarray(values if isinstance(values, np.ndarray) else list(values))
     if len(column) != n:
         raise BadInput(f"{len(column)} values given for {n} tasks: give one per task.")
     return column

@@ -56,10 +56,14 @@ class Solution:
 Progress = Callable[[str], None]
 
 
-def solve(graph: TaskGraph, algorithm: str = "auto", *, time_limit_s: float = 10.0, seed: int = 0, progress: Progress | None = None) -> Solution:
+def solve(
+    graph: TaskGraph, algorithm: str = "auto", *, time_limit_s: float = 10.0, seed: int = 0, progress: Progress | None = None
+) -> Solution:
     """The least peak that the algorithm finds; `auto` is optimal on trees, series-parallel graphs and small DAGs."""
     if algorithm not in ("auto", *SEQUENTIAL):
         raise BadInput(f"algorithm {algorithm!r} is not one for one processor: choose auto, {', '.join(SEQUENTIAL)}.")
+    if not graph.num_tasks:
+        return _proven(graph, graph.topological_order, algorithm)
     tree = as_tree(graph)
     if algorithm in TREE_ALGORITHMS:
         return _on_tree(graph, _need(tree, algorithm, "an in-tree (every output has one reader)"), algorithm)

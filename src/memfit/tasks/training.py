@@ -1,7 +1,7 @@
 """A captured training step as a task graph: ops are tasks, storages are items; nothing is recomputed, only reordered.
 
-    op ──writes──> storage ──read by──> ops      views keep their storage: whoever reads a view reads the storage
-    in place       the new storage takes the old one's bytes: both are one item, and its other readers come first
+op ──writes──> storage ──read by──> ops      views keep their storage: whoever reads a view reads the storage
+in place       the new storage takes the old one's bytes: both are one item, and its other readers come first
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def from_training_graph(graph: Graph, costs: Costs | None = None) -> TaskGraph:
         item_producer=np.array([r[1] for r in rows], np.int64),
         item_kept=np.array([r[2] or (not r[3] and r[0] > 0 and r[1] < 0) for r in rows], np.bool_),
         readers=link(
-            np.array([k for k, r in enumerate(rows) for _ in r[3]], np.int64), np.array([x for r in rows for x in r[3]], np.int64), len(rows)
+            np.array([k for k, r in enumerate(rows) for _ in r[3]], np.int64),
+            np.array([x for r in rows for x in r[3]], np.int64),
+            len(rows),
         ),
     )
 

@@ -123,9 +123,7 @@ def joined(parent: Ints, output_bytes: Ints, memory_bytes: Ints, time: Floats, b
         parent = np.append(parent, -1)
         parent[roots] = n
         output_bytes, memory_bytes, time = np.append(output_bytes, 0), np.append(memory_bytes, 0), np.append(time, 0.0)
-    return Tree(
-        parent=parent, output_bytes=output_bytes, memory_bytes=memory_bytes, time=time, num_tasks=n, base_bytes=base_bytes
-    )
+    return Tree(parent=parent, output_bytes=output_bytes, memory_bytes=memory_bytes, time=time, num_tasks=n, base_bytes=base_bytes)
 
 
 def tree_graph(

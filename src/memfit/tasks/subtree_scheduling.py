@@ -1,11 +1,11 @@
 """ParSubtrees (Marchal, Sinnen, Vivien): P subtrees in parallel, each optimally on one processor, then the rest serially.
 
-            root                    the tree is split from the top: the heaviest subtree is replaced by its children
-           /    \\                  while that shortens  max(parallel subtrees) + everything else
-        [ A ]   inner
-               /     \\             time  [ A      ][ inner, root ]
-            [ B ]   [ C ]                 [ B   ]                   memory at most P times the sequential optimum (and the
-                                          [ C  ]                    outputs of subtrees that wait)
+    root                    the tree is split from the top: the heaviest subtree is replaced by its children
+   /    \\                  while that shortens  max(parallel subtrees) + everything else
+[ A ]   inner
+       /     \\             time  [ A      ][ inner, root ]
+    [ B ]   [ C ]                 [ B   ]                   memory at most P times the sequential optimum (and the
+                                  [ C  ]                    outputs of subtrees that wait)
 """
 
 from __future__ import annotations
@@ -72,4 +72,3 @@ def _owners(tree: Tree, roots: list[int]) -> list[int]:
         if owner[node] < 0 and parent[node] >= 0:
             owner[node] = owner[parent[node]]
     return [int(o) for o in owner]
-

@@ -1,8 +1,8 @@
 """The front door of this room: a task graph, processors and memory in; a judged schedule with its bounds out.
 
-    schedule(graph)                                   least peak on one processor
-    schedule(graph, memory_bytes=M)                   the same, and whether it fits; spill=True writes out what does not
-    schedule(graph, processors=P, memory_bytes=M)     short makespan, never above M
+schedule(graph)                                   least peak on one processor
+schedule(graph, memory_bytes=M)                   the same, and whether it fits; spill=True writes out what does not
+schedule(graph, processors=P, memory_bytes=M)     short makespan, never above M
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from dataclasses import replace
 from memfit.core.errors import BadInput, InfeasibleBudget
 from memfit.core.outcome import Status
 from memfit.core.units import format_bytes
-from memfit.tasks.alltoall import all_to_all
+from memfit.tasks.all_to_all_mapping import all_to_all
 from memfit.tasks.bounds import makespan_lower_bound
 from memfit.tasks.judge import Run, judge_order, judge_parallel, judge_spill
-from memfit.tasks.list_schedule import par_deepest_first, par_inner_first
-from memfit.tasks.membooking import membooking
-from memfit.tasks.memory_aware import memory_aware
+from memfit.tasks.list_scheduling import par_deepest_first, par_inner_first
+from memfit.tasks.mem_booking import membooking
+from memfit.tasks.memory_aware_mapping import memory_aware
 from memfit.tasks.minio import least_io
 from memfit.tasks.model import TaskGraph
 from memfit.tasks.outcome import TaskOutcome
-from memfit.tasks.par_subtrees import par_subtrees
 from memfit.tasks.postorder import best_postorder
-from memfit.tasks.proportional import proportional
-from memfit.tasks.safebooking import safebooking
+from memfit.tasks.proportional_mapping import proportional
+from memfit.tasks.safe_booking import safebooking
 from memfit.tasks.sequential import SEQUENTIAL, Progress, Solution, solve
+from memfit.tasks.subtree_scheduling import par_subtrees
 from memfit.tasks.tree import Tree, as_tree
 
 PARALLEL = (
@@ -204,5 +204,7 @@ def _with_makespan_status(outcome: TaskOutcome) -> TaskOutcome:
     return replace(
         outcome,
         status=Status.OPTIMAL if optimal else Status.FEASIBLE,
-        reason="no schedule is shorter, and that is proven." if optimal else "the bound on the makespan says how far from optimal it may be.",
+        reason="no schedule is shorter, and that is proven."
+        if optimal
+        else "the bound on the makespan says how far from optimal it may be.",
     )

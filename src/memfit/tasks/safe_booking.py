@@ -13,7 +13,6 @@ rest; this one works on any graph and books no more than needed, for O(n) a deci
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
 
 import numpy as np
 
@@ -21,10 +20,10 @@ from memfit.core.errors import InfeasibleBudget
 from memfit.core.units import format_bytes
 from memfit.tasks.bounds import path_times
 from memfit.tasks.judge import Run, judge_order
-from memfit.tasks.model import Ints, TaskGraph
+from memfit.tasks.model import Floats, Ints, TaskGraph
 
 _STARTED = np.int64(-(1 << 62))
-_ATTEMPTS = 48  # ready tasks looked at per free processor
+_LOOKAHEADS = (1, 8, 64)  # ready tasks that may refuse before a free processor waits
 
 
 class SafeBooking:
@@ -92,12 +91,19 @@ class SafeBooking:
         return loads
 
 
-def safebooking(
-    graph: TaskGraph, processors: int, memory_bytes: int, order: Ints, report: Callable[[int], None] | None = None
-) -> list[Run]:
-    """Runs within `memory_bytes`, by longest path first."""
+def safebooking(graph: TaskGraph, processors: int, memory_bytes: int, order: Ints) -> list[Run]:
+    """Runs within `memory_bytes`: the best of a few priorities. Keeping close to the plan works on what will free memory soon; looking
+    further ahead, and the longest path first, are better when there is plenty of it."""
+    planned = np.empty(graph.num_tasks)
+    planned[order] = np.arange(graph.num_tasks)
+    variants = [(planned, ahead) for ahead in _LOOKAHEADS] + [(-path_times(graph), _LOOKAHEADS[-1])]
+    found = [_simulate(graph, processors, memory_bytes, order, key, ahead) for key, ahead in variants]
+    return min(found, key=lambda runs: max((r.stop for r in runs), default=0.0))
+
+
+def _simulate(graph: TaskGraph, processors: int, memory_bytes: int, order: Ints, priority: Floats, ahead: int) -> list[Run]:
     booking = SafeBooking(graph, order, memory_bytes)
-    urgency = (-path_times(graph)).tolist()
+    urgency = priority.tolist()
     missing, duration = graph.predecessors.counts.tolist(), graph.time.tolist()
     ready = [(urgency[t], t) for t in range(graph.num_tasks) if missing[t] == 0]
     heapq.heapify(ready)
@@ -105,7 +111,7 @@ def safebooking(
     runs: list[Run] = []
     now = 0.0
     while ready or running:
-        for task in _choose(booking, ready, processors - len(running), missing):
+        for task in _choose(booking, ready, processors - len(running), missing, ahead):
             runs.append(Run(task, now, now + duration[task]))
             heapq.heappush(running, (now + duration[task], len(runs), task))
         now = running[0][0]
@@ -116,16 +122,14 @@ def safebooking(
                 missing[s] -= 1
                 if missing[s] == 0:
                     heapq.heappush(ready, (urgency[s], s))
-        if report is not None:
-            report(len(runs))
     return runs
 
 
-def _choose(booking: SafeBooking, ready: list[tuple[float, int]], free: int, missing: list[int]) -> list[int]:
+def _choose(booking: SafeBooking, ready: list[tuple[float, int]], free: int, missing: list[int], ahead: int) -> list[int]:
     """Start what may start, most urgent first; the planned next task is always among those tried."""
     chosen: list[int] = []
     aside: list[tuple[float, int]] = []
-    while ready and free > len(chosen) and len(aside) < _ATTEMPTS:
+    while ready and free > len(chosen) and len(aside) < ahead:
         entry = heapq.heappop(ready)
         if booking.started[entry[1]]:
             continue

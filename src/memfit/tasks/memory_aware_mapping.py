@@ -19,7 +19,7 @@ from memfit.tasks.judge import Run
 from memfit.tasks.mapping import place
 from memfit.tasks.model import Floats, Ints
 from memfit.tasks.postorder import subtree_peaks
-from memfit.tasks.proportional import split
+from memfit.tasks.proportional_mapping import split
 from memfit.tasks.tree import Tree
 
 _LARGEST_GROUP = 64
@@ -67,9 +67,7 @@ def _assign(
         at, number = at + size, number + 1
 
 
-def _group_size(
-    tree: Tree, children: list[int], at: int, processors: float, memory: float, peaks: list[int], rest_peak: list[int]
-) -> int:
+def _group_size(tree: Tree, children: list[int], at: int, processors: float, memory: float, peaks: list[int], rest_peak: list[int]) -> int:
     """How many children from `at` on run side by side and leave enough for the rest to be done one by one."""
     size = min(len(children) - at, _LARGEST_GROUP)
     while size > 1:

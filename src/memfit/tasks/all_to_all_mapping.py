@@ -1,6 +1,6 @@
 """All-to-all mapping: all P processors work on every node, in the best post-order: least memory, no tree parallelism.
 
-    time   [ a on 0..P-1 ][ b on 0..P-1 ][ root on 0..P-1 ]      makespan = work / P, peak = that of the post-order
+time   [ a on 0..P-1 ][ b on 0..P-1 ][ root on 0..P-1 ]      makespan = work / P, peak = that of the post-order
 """
 
 from __future__ import annotations

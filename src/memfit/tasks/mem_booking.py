@@ -116,4 +116,3 @@ class Booking:
         self.missing[parent] -= 1
         ready = self.missing[parent] == 0 and self.active[parent] and parent < self.num_tasks
         return [parent] if ready else []
-

@@ -1,0 +1,167 @@
+"""`memfit schedule GRAPH`: the order of a task graph that needs least memory, on one processor or on many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from memfit.cli.console import FORCE_OPTION, JSON_OPTION, OUTPUT_OPTION, print_json, print_table, wrote
+from memfit.core.units import format_bytes, format_percent, parse_bytes
+
+
+def command(
+    graph: Path = typer.Argument(..., help="A task graph: our JSON, DOT, networkx node-link JSON, or a memfit.graph file."),
+    processors: int = typer.Option(1, "--processors", "-p", help="How many processors run tasks at the same time."),
+    memory: str | None = typer.Option(
+        None, "--memory", "-m", help='Bytes that may be held at once, e.g. "8GiB"; without it the least is sought.'
+    ),
+    algorithm: str = typer.Option("auto", "--algorithm", "-a", help="auto, or a name that `--algorithm help` lists."),
+    spill: bool = typer.Option(
+        False, "--spill", help="When memory is short, write outputs out and read them back; prints the spill schedule."
+    ),
+    time_limit: float = typer.Option(10.0, "--time-limit", help="Seconds to spend on a graph for which no theorem gives the optimum."),
+    seed: int = typer.Option(0, "--seed", help="Of the local search and CP-SAT."),
+    png: Path | None = typer.Option(None, "--png", help="Draw a Gantt chart and memory over time into this PNG file."),
+    as_json: bool = JSON_OPTION,
+    output: Path | None = OUTPUT_OPTION,
+    force: bool = FORCE_OPTION,
+) -> None:
+    """Order the tasks of GRAPH so that they hold the least memory, or schedule them on several processors within a memory."""
+    from rich.console import Console
+
+    from memfit.core.errors import BadInput
+    from memfit.tasks.front import ALGORITHMS, schedule
+    from memfit.tasks.read import read_tasks
+
+    if algorithm not in ALGORITHMS:
+        raise BadInput(f"--algorithm {algorithm[:40]!r} is unknown: choose one of {', '.join(ALGORITHMS)}.")
+    if not time_limit > 0:
+        raise BadInput(f"--time-limit {time_limit} is not a time: give a number of seconds above 0.")
+    limit = None if memory is None else parse_bytes(memory, what="memory")
+    for path in (output, png):
+        if path is not None and path.exists() and not force:
+            raise BadInput(f"{path} exists: choose another name, or pass --force to overwrite it.")
+    with Console(stderr=True).status(f"reading {graph}") as status:
+        tasks = read_tasks(graph)
+        status.update(f"ordering {tasks.num_tasks} tasks")
+        outcome = schedule(
+            tasks, processors=processors, memory_bytes=limit, algorithm=algorithm, spill=spill, time_limit_s=time_limit, seed=seed,
+            progress=lambda what: status.update(f"{what}, {tasks.num_tasks} tasks"),
+        )  # fmt: skip
+    _finish(graph, tasks, outcome, as_json=as_json, output=output, png=png, force=force)
+
+
+def _finish(graph: Path, tasks: Any, outcome: Any, *, as_json: bool, output: Path | None, png: Path | None, force: bool) -> None:
+    """Print and write; a memory that is too small still prints its data, then exits with 3 (proven) or 4."""
+    import json
+
+    from memfit.core.io import write_text
+
+    data = _as_data(tasks, outcome)
+    if as_json:
+        print_json(data)
+    else:
+        print_table(_as_rows(tasks, outcome))
+    outcome.require_order()
+    if output is not None:
+        write_text(json.dumps(data) + "\n", output, force=force)
+        wrote(output, f"memfit schedule {graph} --png schedule.png")
+    if png is not None:
+        write_text(_picture(tasks, outcome, graph.name), png, force=force)
+        wrote(png)
+
+
+def _number(value: float | None) -> float | int | None:
+    """Whole numbers as such: what was given as 3 comes back as 3, not 3.0."""
+    return int(value) if value is not None and value == int(value) else value
+
+
+def _as_data(tasks: Any, outcome: Any) -> dict[str, Any]:
+    from memfit.tasks.timeline import as_runs
+
+    data: dict[str, Any] = {
+        "status": str(outcome.status),
+        "algorithm": outcome.algorithm,
+        "processors": outcome.processors,
+        "memory_bytes": outcome.memory_bytes,
+        "peak_bytes": outcome.peak_bytes,
+        "lower_bound_bytes": outcome.lower_bound_bytes,
+        "makespan": _number(outcome.makespan),
+        "makespan_lower_bound": _number(outcome.makespan_lower_bound),
+        "order": [tasks.names[t] for t in outcome.order],
+        "seconds": outcome.seconds,
+        "reason": outcome.reason,
+    }
+    data["start_times"] = [_number(r.start) for r in as_runs(tasks, outcome)]
+    if outcome.runs:
+        data["schedule"] = [
+            {"task": tasks.names[r.task], "start": _number(r.start), "stop": _number(r.stop), "processors": _number(r.processors)}
+            for r in outcome.runs
+        ]
+    if outcome.spill is not None:
+        data["io_bytes"] = outcome.spill.written_bytes
+        data["read_bytes"] = outcome.spill.read_bytes
+        data["spills"] = [
+            {
+                "before": tasks.names[outcome.order[t.step]],
+                "output_of": _owner(tasks, t.item),
+                "bytes": t.size_bytes,
+                "move": "out" if t.out else "in",
+            }
+            for t in outcome.spill.transfers
+        ]
+    return data
+
+
+def _owner(tasks: Any, item: int) -> Any:
+    producer = int(tasks.item_producer[item])
+    return tasks.names[producer] if producer >= 0 else None
+
+
+def _as_rows(tasks: Any, outcome: Any) -> list[tuple[str, str]]:
+    rows = [
+        ("tasks", f"{tasks.num_tasks} ({len(tasks.edges)} edges)"),
+        ("algorithm", outcome.algorithm),
+        ("status", f"{outcome.status}: {outcome.reason}"),
+    ]
+    if outcome.peak_bytes is not None:
+        gap = outcome.peak_bytes / outcome.lower_bound_bytes - 1 if outcome.lower_bound_bytes else 0.0
+        rows.append(("peak", f"{format_bytes(outcome.peak_bytes)} ({outcome.peak_bytes} bytes)"))
+        rows.append(
+            ("lower bound", f"{format_bytes(outcome.lower_bound_bytes)} ({outcome.lower_bound_bytes} bytes), gap {format_percent(gap)}")
+        )
+    else:
+        rows.append(("lower bound", f"{format_bytes(outcome.lower_bound_bytes)} ({outcome.lower_bound_bytes} bytes)"))
+    if outcome.makespan is not None:
+        rows.append(("makespan", f"{_number(outcome.makespan)} on {outcome.processors} (at least {_number(outcome.makespan_lower_bound)})"))
+    if outcome.spill is not None:
+        rows.append(("written", f"{format_bytes(outcome.spill.written_bytes)} in {sum(t.out for t in outcome.spill.transfers)} transfers"))
+        rows.append(("read back", format_bytes(outcome.spill.read_bytes)))
+    names = [str(tasks.names[t]) for t in outcome.order[:12]]
+    if names:
+        rows.append(("order", " ".join(names) + (f" ... ({len(outcome.order)} tasks; --json for all)" if len(outcome.order) > 12 else "")))
+    rows.append(("seconds", f"{outcome.seconds:.3f}"))
+    return rows
+
+
+def _picture(tasks: Any, outcome: Any, name: str) -> bytes:
+    from memfit.report.gantt import Bar, Gantt, gantt_png
+    from memfit.tasks.timeline import as_runs, memory_over_time
+
+    runs = as_runs(tasks, outcome)
+    times, held = memory_over_time(tasks, outcome)
+    title = f"{name}: {outcome.algorithm}, {outcome.processors} processors, peak {format_bytes(outcome.peak_bytes)}, {outcome.status}"
+    return gantt_png(
+        Gantt(
+            bars=[Bar(str(tasks.names[r.task]), r.start, r.stop, r.processors) for r in runs],
+            processors=outcome.processors if outcome.runs else 1,
+            times=times,
+            bytes_held=held,
+            makespan=max((r.stop for r in runs), default=0.0),
+            limit_bytes=outcome.memory_bytes,
+            lower_bound_bytes=outcome.lower_bound_bytes,
+            title=title,
+        )
+    )
