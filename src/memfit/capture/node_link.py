@@ -41,7 +41,7 @@ def parse_node_link(data: Any, *, source: str = "input") -> tuple[Graph, Costs]:
     if not is_node_link(data):
         raise BadInput(f'{source}: not a node-link graph: a JSON object with "nodes" and "links" is expected.')
     nodes = [_node(item, i, source) for i, item in enumerate(data["nodes"])]
-    number = {name: i for i, (name, _, _) in enumerate(nodes)}
+    number = {name: i for i, (name, _, _, _) in enumerate(nodes)}
     if len(number) != len(nodes):
         raise BadInput(f"{source}: two nodes share an id: ids must differ.")
     links = data.get("links", data.get("edges"))
@@ -58,14 +58,14 @@ def parse_node_link(data: Any, *, source: str = "input") -> tuple[Graph, Costs]:
     return _graph(nodes, inputs_of, readers_of, order)
 
 
-def _node(item: Any, position: int, source: str) -> tuple[Any, int, int]:
+def _node(item: Any, position: int, source: str) -> tuple[Any, int, int, str]:
     where = f"{source}: node {position}"
     if not isinstance(item, dict):
         raise BadInput(f"{where} should be an object, not {type(item).__name__}.")
     name = item.get("id", item.get("name"))
     if not isinstance(name, (int, str)):
         raise BadInput(f'{where} has no "id".')
-    return name, _amount(item, _TIMES, where), _amount(item, _SIZES, where)
+    return name, _amount(item, _TIMES, where), _amount(item, _SIZES, where), str(item.get("name", name))[:200]
 
 
 def _amount(item: dict[str, Any], keys: tuple[str, ...], where: str) -> int:
@@ -112,18 +112,20 @@ def _order(data: Any, number: dict[Any, int], readers: list[list[int]], inputs: 
     return order
 
 
-def _graph(nodes: list[tuple[Any, int, int]], inputs: list[list[int]], readers: list[list[int]], order: list[int]) -> tuple[Graph, Costs]:
+def _graph(
+    nodes: list[tuple[Any, int, int, str]], inputs: list[list[int]], readers: list[list[int]], order: list[int]
+) -> tuple[Graph, Costs]:
     place = {v: i for i, v in enumerate(order)}
-    storages = [Storage(id=i, size_bytes=nodes[v][2], kind=Kind.ACTIVATION, name=str(nodes[v][0])) for i, v in enumerate(order)]
+    storages = [Storage(id=i, size_bytes=nodes[v][2], kind=Kind.ACTIVATION, name=nodes[v][3]) for i, v in enumerate(order)]
     tokens: dict[int, int] = {}
     for v in order:
         if not readers[v]:
             tokens[v] = len(storages)
-            storages.append(Storage(id=len(storages), size_bytes=0, kind=Kind.TEMPORARY, name=f"{nodes[v][0]} done"))
+            storages.append(Storage(id=len(storages), size_bytes=0, kind=Kind.TEMPORARY, name=f"{nodes[v][3]} done"))
     ops = [
         Op(
             id=i,
-            name=str(nodes[v][0]),
+            name=nodes[v][3],
             inputs=tuple(sorted(place[a] for a in inputs[v])),
             outputs=(i, tokens[v]) if v in tokens else (i,),
         )

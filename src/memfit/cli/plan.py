@@ -1,0 +1,136 @@
+"""`memfit plan FILE --budget 6GiB`: the planner on the command line, for graphs from files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import typer
+
+from memfit.cli.console import FORCE_OPTION, JSON_OPTION, OUTPUT_OPTION, print_json, print_table, wrote
+from memfit.core.budget import Budget
+from memfit.core.costs import Costs, uniform_costs
+from memfit.core.errors import BadInput
+from memfit.core.graph import Graph
+from memfit.core.io import load, read_text, save
+from memfit.core.outcome import Outcome
+from memfit.core.plan import Timeline
+from memfit.core.units import format_bytes, format_ns, format_percent
+
+if TYPE_CHECKING:
+    from memfit.planning.base import Listener
+
+
+def command(
+    file: str = typer.Argument(..., help="A memfit.graph JSON file or a node-link graph (networkx)."),
+    costs: Path | None = typer.Option(None, "--costs", help="A memfit.costs JSON file for a memfit.graph; without it every op takes 1 ns."),
+    budget: str | None = typer.Option(None, "--budget", help='Device bytes the step may hold, e.g. "6GiB".'),
+    budget_fraction: float | None = typer.Option(None, "--budget-fraction", help="The budget as a fraction of the keep-all peak."),
+    planner: str = typer.Option("auto", "--planner", help="Which planner; an unknown name lists them."),
+    time_limit: float = typer.Option(30.0, "--time-limit", help="Seconds after which the best plan so far is given."),
+    as_json: bool = JSON_OPTION,
+    output: Path | None = OUTPUT_OPTION,
+    force: bool = FORCE_OPTION,
+) -> None:
+    """Plan what FILE's step keeps and recomputes so that it stays inside a budget. Ctrl-C keeps the best plan so far."""
+    from memfit.planning import plan
+
+    if (budget is None) == (budget_fraction is None):
+        raise typer.BadParameter("give --budget or --budget-fraction, one of them.")
+    the_graph, the_costs = load_step(file, costs)
+    whole = plan(the_graph, the_costs, planner="keep_all").require_plan().timeline
+    limit = Budget.parse(budget) if budget is not None else _share(whole.peak_bytes, cast(float, budget_fraction))
+    with _progress() as listener:
+        outcome = plan(the_graph, the_costs, limit, planner=planner, time_limit_s=time_limit, progress=listener)
+    if as_json:
+        print_json(_as_data(outcome, planner, whole, limit))
+    elif outcome.plan is not None:
+        print_table(_as_rows(outcome, the_graph, whole, limit))
+    outcome.require_plan()
+    if output:
+        save(outcome.require_plan(), output, force=force)
+        wrote(output, f"memfit simulate {file} {output}" if the_costs.device != "file" else "")
+
+
+def load_step(file: str, costs: Path | None) -> tuple[Graph, Costs]:
+    """A graph with its costs from whatever FILE is."""
+    from memfit.capture.node_link import is_node_link, parse_node_link
+
+    try:
+        data = json.loads(read_text(file))
+    except (ValueError, RecursionError):
+        data = None  # `load` says what is wrong with it
+    if is_node_link(data):
+        if costs is not None:
+            raise BadInput(f"{file}: a node-link graph brings its own costs; leave --costs out.")
+        return parse_node_link(data, source=file)
+    graph = cast(Graph, load(file, Graph))
+    return graph, cast(Costs, load(costs, Costs)) if costs else uniform_costs(graph)
+
+
+def _share(peak_bytes: int, fraction: float) -> Budget:
+    if not 0 <= fraction <= 1e6:
+        raise BadInput(f"--budget-fraction {fraction} is not a fraction of the keep-all peak: give a number from 0 up, such as 0.8.")
+    return Budget(device_bytes=int(peak_bytes * fraction))
+
+
+@contextmanager
+def _progress() -> Iterator[Listener | None]:
+    """Best plan, bound and gap on stderr while the planner works, where somebody is looking."""
+    from rich.console import Console
+
+    from memfit.planning import Progress
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    with console.status("planning ...") as status:
+
+        def show(p: Progress) -> None:
+            best = "no plan yet" if p.best_time_ns is None else f"overhead {format_percent(p.best_time_ns / max(p.base_time_ns, 1) - 1)}"
+            bound = format_percent(p.lower_bound_ns / max(p.base_time_ns, 1) - 1)
+            status.update(f"planning: {best}, bound {bound}, {p.seconds:.0f} s ({p.note})")
+
+        yield show
+
+
+def _as_rows(outcome: Outcome, graph: Graph, whole: Timeline, limit: Budget) -> list[tuple[str, str]]:
+    found = outcome.require_plan()
+    timeline = found.timeline
+    base = max(whole.time_ns, 1)
+    return [
+        ("status", f"{outcome.status} ({outcome.status.sentence})"),
+        ("planner", found.planner),
+        (
+            "peak",
+            f"{format_bytes(timeline.peak_bytes)} of {format_bytes(limit.device_bytes or 0)} (keep-all {format_bytes(whole.peak_bytes)})",
+        ),
+        ("time", f"{format_ns(timeline.time_ns)}, {format_percent(timeline.time_ns / base - 1)} over keep-all"),
+        ("bound", f"{format_ns(outcome.lower_bound_ns)}, {format_percent(outcome.lower_bound_ns / base - 1)}: no plan inside is faster"),
+        ("gap", "unknown" if outcome.gap_fraction is None else format_percent(outcome.gap_fraction)),
+        ("computes", f"{len(found.schedule.computes)} of {len(graph.ops)} ops"),
+        ("seconds", f"{outcome.seconds:.2f}"),
+    ]
+
+
+def _as_data(outcome: Outcome, planner: str, whole: Timeline, limit: Budget) -> dict[str, object]:
+    timeline = outcome.plan.timeline if outcome.plan else None
+    return {
+        "status": str(outcome.status),
+        "planner": outcome.plan.planner if outcome.plan else planner,
+        "overhead_fraction": timeline.time_ns / max(whole.time_ns, 1) - 1 if timeline else None,
+        "peak_bytes": timeline.peak_bytes if timeline else None,
+        "budget_bytes": limit.device_bytes,
+        "lower_bound_time": outcome.lower_bound_ns,
+        "gap": outcome.gap_fraction,
+        "seconds": outcome.seconds,
+        "time": timeline.time_ns if timeline else None,
+        "keep_all_time": whole.time_ns,
+        "keep_all_peak_bytes": whole.peak_bytes,
+        "lower_bound_bytes": outcome.lower_bound_bytes,
+        "reason": outcome.reason,
+    }
