@@ -1,0 +1,38 @@
+"""SOURCES D20: 75 matmuls in the slides, 51 from the nearest checkpoint, 38 when a segment is rebuilt once, fewer when planned."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memfit import planning, tape
+from memfit.core import simulate
+from memfit.tape.schedules import drop_early, keep_all
+from memfit.tape.ten_layers import as_in_the_slides, count_matmuls, nearest_checkpoint, ten_layers
+from memfit.tape.trace import trace
+
+
+def test_the_slides_count_75_by_a_late_binding_closure_that_rebuilds_wrong_values() -> None:
+    assert as_in_the_slides() == (75, False)
+    assert as_in_the_slides(bind_late=False) == (51, True)
+
+
+def test_counts_on_the_tape() -> None:
+    case = ten_layers()
+    graph = case.program.graph
+    assert count_matmuls(graph, keep_all(graph)) == 30
+    counts, peaks = {}, {}
+    for share in (False, True):
+        schedule = nearest_checkpoint(case, share=share)
+        seen = trace(case.program, schedule)
+        assert seen.predicted_bytes == seen.measured_bytes
+        for a, b in zip(seen.results, tape.Executor(case.program, keep_all(graph)).run(), strict=True):
+            np.testing.assert_array_equal(a, b)
+        counts[share], peaks[share] = count_matmuls(graph, schedule), simulate(graph, schedule, case.matmul_costs).peak_bytes
+    assert counts == {False: 51, True: 38}
+    everything = simulate(graph, drop_early(graph), case.matmul_costs).peak_bytes
+    assert peaks[False] < peaks[True] < everything
+    for share, most in ((False, 38), (True, 33)):
+        plan = planning.plan(graph, case.matmul_costs, peaks[share], time_limit_s=5).require_plan()
+        assert 30 <= count_matmuls(graph, plan.schedule) <= most, "told only the bytes, a planner needs fewer"
+        seen = trace(case.program, plan.schedule)
+        assert seen.predicted_bytes == seen.measured_bytes
