@@ -34,10 +34,16 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(PEERS))
     parser.add_argument("--fractions", default="0.75,0.5,0.35", help="further budgets, as fractions of eager's activation bytes")
     parser.add_argument("--scale", type=float, default=1.0, help="batch size factor (small on a CPU)")
-    parser.add_argument("--output", type=Path, required=True, help="JSON lines are appended here")
+    parser.add_argument("--output", type=Path, help="JSON lines are appended here")
+    parser.add_argument("--table", type=Path, help="print the table of a finished run's JSON lines and stop")
     parser.add_argument("--plan-seconds", type=float, default=8.0)
     parser.add_argument("--allow-variants", action="store_true")
     args = parser.parse_args()
+    if args.table:
+        print(table([json.loads(line) for line in args.table.read_text().splitlines()]))
+        return
+    if args.output is None:
+        parser.error("--output FILE is needed (or --table FILE)")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     for name in args.models.split(","):
@@ -204,6 +210,24 @@ def worst_difference(reference: list[torch.Tensor], found: list[torch.Tensor]) -
     """The largest difference relative to the largest entry of its tensor."""
     pairs = zip(reference, found, strict=True)
     return max(((a.double() - b.double()).abs().max() / a.double().abs().max().clamp_min(1e-30)).item() for a, b in pairs)
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """One row per measured point; a second row of the same name is the closed loop's tighter plan."""
+    lines = [
+        "| model | what | ms | x eager | GiB measured | GiB predicted | GiB budget | worst gradient difference |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    eager = {r["model"]: r["ms"] for r in records if r["what"] == "eager" and "ms" in r}
+    for r in records:
+        if "ms" not in r:
+            lines.append(f"| {r['model']} | {r['what']} | {r.get('status', '')} {r.get('reason') or r.get('error', '')} | | | | | |")
+            continue
+        gib = [f"{r[k] / 2**30:.2f}" if 0 < r.get(k, 0) < 2**49 else "" for k in ("peak_bytes", "predicted_peak_bytes", "budget_bytes")]
+        difference = r.get("worst_gradient_difference")
+        shown = "" if difference is None else "0 (bitwise)" if difference == 0 else f"{difference:.1e}"
+        lines.append(f"| {r['model']} | {r['what']} | {r['ms']:.1f} | {r['ms'] / eager[r['model']]:.3f} | {' | '.join(gib)} | {shown} |")
+    return "\n".join(lines)
 
 
 def _sync(device: str) -> None:
