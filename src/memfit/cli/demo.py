@@ -73,12 +73,12 @@ def _sqrt(program: Program, depth: int) -> Plan:
     return plan(program.graph, program.costs, planner=SqrtSegments(num_segments=isqrt(depth))).require_plan()
 
 
-def _planned(program: Program, depth: int) -> Plan:
+def _planned(program: Program, depth: int) -> Plan | None:
     """memfit's own planner, in exactly the bytes that √n segments take."""
     from memfit.planning import plan
 
     budget = _sqrt(program, depth).timeline.peak_bytes
-    return plan(program.graph, program.costs, budget, planner="auto", time_limit_s=3.0).require_plan()
+    return plan(program.graph, program.costs, budget, planner="auto", time_limit_s=3.0).plan
 
 
 def _print(demo: Demo) -> None:

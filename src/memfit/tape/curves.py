@@ -19,8 +19,8 @@ from memfit.tape.program import Program, compile_program
 from memfit.tape.schedules import recomputations
 
 MakeNet = Callable[[int], Net]
-MakePlan = Callable[[Program, int], Plan]
-"""From a program and its depth to a plan: how planners, which live elsewhere, come in."""
+MakePlan = Callable[[Program, int], Plan | None]
+"""From a program and its depth to a plan, or None where none was found: how planners, which live elsewhere, come in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,9 @@ def _modes(
     modes = [m for m in planless_modes(program, place=place) if m.name in ("naive", "exact", "static", "arena")]
     for name, make in planners.items():
         progress(f"depth {depth}: planning {name}")
-        modes.append(planned_mode(name, program, make(program, depth)))
+        plan = make(program, depth)
+        if plan is not None:
+            modes.append(planned_mode(name, program, plan))
     return modes
 
 

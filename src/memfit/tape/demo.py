@@ -53,7 +53,9 @@ def run_demo(
     modes = list(planless_modes(program, place=place))
     for name, make in planners.items():
         say(f"planning {name}")
-        modes.append(planned_mode(name, program, make(program, DEPTH)))
+        plan = make(program, DEPTH)
+        if plan is not None:
+            modes.append(planned_mode(name, program, plan))
     trained = []
     for mode in modes:
         say(f"training in mode {mode.name}")
