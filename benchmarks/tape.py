@@ -41,8 +41,8 @@ place; *sqrt* recomputes from √n checkpoints; *planned* is memfit's planner gi
 has no gradients. "none found" is a planner that gave up. The last column is the time of repeated ops by the rough costs."""
 
 SPEED_TEXT = """One training step (forward and backward), one BLAS thread, float32. *by hand* is the same network written in plain NumPy
-expressions, as one would without an engine; *naive* is the tape with one buffer per op; *static* and *arena* run at planned offsets. Least of the repeats, interleaved; the
-machine was shared with other work, so processor time is shown beside wall time, and ratios are of processor time. The issue asks that
+expressions, as one would without an engine; *naive* is the tape with one buffer per op; *static* and *arena*
+run at planned offsets. Least of the repeats, interleaved; the machine was shared with other work, so processor time is shown beside wall time, and ratios are of processor time. The issue asks that
 the arena be at most 10 % slower than naive NumPy on a compute-bound net: the first two. The small network shows where the engine's
 Python loop is the cost."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-RUNNABLE = ("tutorial/first-steps.md", "how-to/judge-a-schedule.md", "reference/file-formats.md")
+RUNNABLE = ("tutorial/first-steps.md", "how-to/judge-a-schedule.md", "reference/file-formats.md", "how-to/use-the-numpy-engine.md")
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
