@@ -41,10 +41,10 @@ place; *sqrt* recomputes from √n checkpoints; *planned* is memfit's planner gi
 has no gradients. "none found" is a planner that gave up. The last column is the time of repeated ops by the rough costs."""
 
 SPEED_TEXT = """One training step (forward and backward), one BLAS thread, float32. *by hand* is the same network written in plain NumPy
-expressions, as one would without an engine; *naive* is the tape with one buffer per op; *static* and *arena*
-run at planned offsets. Least of the repeats, interleaved; the machine was shared with other work, so processor time is shown beside wall time, and ratios are of processor time. The issue asks that
-the arena be at most 10 % slower than naive NumPy on a compute-bound net: the first two. The small network shows where the engine's
-Python loop is the cost."""
+expressions, as one would without an engine; *naive* is the tape with one buffer per op; *static* and *arena* run at planned offsets.
+Least of the repeats, interleaved; the machine was shared with other work, so processor time is shown beside wall time, and ratios are of
+processor time. The issue asks that the arena be at most 10 % slower than naive NumPy on a compute-bound net: the first two. The small
+network shows where the engine's Python loop is the cost."""
 
 LAYERS_TEXT = """Ten matmul layers and a sum, one checkpoint after the sixth (SOURCES D20). The slides count 75 because their rematerializer closes over
 the loop's variables: every dropped value is rebuilt as `weights[5:10]` applied to the checkpoint, nine times five matmuls, with wrong
