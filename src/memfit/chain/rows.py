@@ -59,8 +59,6 @@ def _numpy_row(known: Row, fallback: Row, slope: float, constant: float, first: 
 def _compiled() -> Callable[..., Any]:
     import numba
 
-    # Without nnan a minimum of floats does not vectorise; there are infinities in the rows, but never a NaN.
-    @numba.njit(fastmath={"nnan", "nsz"})  # type: ignore[untyped-decorator,unused-ignore]
     def compiled_row(known: Row, fallback: Row, slope: float, constant: float, first: float) -> Row:
         size = len(known)
         made, shifted, best = np.empty(size), np.empty(size), fallback.copy()
@@ -84,4 +82,9 @@ def _compiled() -> Callable[..., Any]:
                         target[q] = value if value < target[q] else target[q]
         return made
 
-    return compiled_row  # type: ignore[no-any-return,unused-ignore]
+    # Without nnan a minimum of floats does not vectorise; there are infinities in the rows, but never a NaN.
+    options = {"fastmath": {"nnan", "nsz"}}
+    try:
+        return numba.njit(cache=True, **options)(compiled_row)  # type: ignore[no-any-return,unused-ignore]
+    except RuntimeError:  # nowhere to keep compiled code: compile once per process
+        return numba.njit(**options)(compiled_row)  # type: ignore[no-any-return,unused-ignore]

@@ -12,7 +12,7 @@ import typer
 
 from memfit.cli.console import FORCE_OPTION, JSON_OPTION, OUTPUT_OPTION, print_json, print_table, wrote
 
-JUDGE_UP_TO = 200_000  # steps; the judge takes some 20 microseconds for each
+JUDGE_UP_TO = 500_000  # steps; the judge takes some 3 microseconds for each
 
 
 def command(
@@ -24,7 +24,11 @@ def command(
     backward_cost: float = typer.Option(1.0, "--backward-cost", help="Cost of one backward step."),
     write: str | None = typer.Option(None, "--write", help="Cost of writing a state, one value per level; 0 unless given."),
     read: str | None = typer.Option(None, "--read", help="Cost of reading a state, one value per level; 0 unless given."),
-    algorithm: str = typer.Option("auto", "--algorithm", help="auto, or one by name: see `memfit checkpoint --algorithm list`."),
+    algorithm: str = typer.Option(
+        "auto",
+        "--algorithm",
+        help="auto (the optimal one), h-revolve, revolve, disk-revolve, periodic, online, sqrt, store-all or recompute-all.",
+    ),
     judge: bool | None = typer.Option(None, "--judge/--no-judge", help=f"Replay in the judge; by default up to {JUDGE_UP_TO} steps."),
     as_json: bool = JSON_OPTION,
     output: Path | None = OUTPUT_OPTION,
