@@ -48,6 +48,8 @@ _HOME = {
     **dict.fromkeys(("load", "loads", "save", "dumps"), "memfit.core.io"),
     "plan": "memfit.planning",
     "fit": "memfit.api",
+    "estimate": "memfit.api",
+    "register_backend": "memfit.backend",
     "Inputs": "memfit.capture.inputs",
     "run_chain": "memfit.execute.chain",
 }

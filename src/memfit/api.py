@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,8 +18,9 @@ from memfit.capture.step import capture
 from memfit.core.budget import Budget
 from memfit.core.costs import Costs
 from memfit.core.errors import BadInput
+from memfit.core.graph import Graph
 from memfit.core.io import load
-from memfit.core.outcome import Outcome
+from memfit.core.outcome import Outcome, Status
 from memfit.core.plan import Plan
 from memfit.core.simulate import simulate
 from memfit.core.units import parse_bytes
@@ -28,8 +30,10 @@ from memfit.execute.session import Ready
 from memfit.execute.stepper import Stepper
 from memfit.planning import plan as find_plan
 from memfit.profile.allocations import meter
+from memfit.profile.devices import device as find_device
 from memfit.profile.measured import measured
 from memfit.profile.roofline import roofline
+from memfit.report.estimate import Estimate, summarize
 from memfit.report.progress import Progress
 
 if TYPE_CHECKING:
@@ -59,7 +63,13 @@ class Task:
             optimizer=self.optimizer,
             accumulates=accumulates,
             reserve_bytes=self.reserve_bytes,
+            gpu_attention=self.is_elsewhere,
         )
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the costs are for a named GPU while the model is not on one."""
+        return self.device not in (None, "cpu") and not any(p.is_cuda for p in self.model.parameters())
 
     def costs(self, captured: Captured, progress: Progress) -> Costs:
         """Measured on the model's own device, or a roofline for the device that was named."""
@@ -77,7 +87,7 @@ def fit(
     budget: int | str,
     optimizer: torch.optim.Optimizer | None = None,
     loss_fn: Callable[..., Any] | None = None,
-    example_targets: Sequence[Any] = (),
+    example_targets: Any = (),
     reserve: int | str = "0",
     engine: str = "auto",
     device: str | None = None,
@@ -96,20 +106,30 @@ def fit(
     """
     _check_options(model, engine, allow, check)
     device_bytes = parse_bytes(budget, what="budget")
-    inputs = Inputs.of(example_inputs)
-    targets = tuple(example_targets) if isinstance(example_targets, (tuple, list)) else (example_targets,)
-    if targets and loss_fn is None:
-        raise BadInput("example_targets are given without loss_fn: pass loss_fn=..., or leave the targets out.")
-    task = Task(
-        model=model,
-        loss_fn=loss_fn,
-        num_targets=len(targets),
-        optimizer=optimizer,
-        reserve_bytes=parse_bytes(reserve, what="reserve"),
-        device=device,
-    )
+    task, example = _task_and_call(model, example_inputs, loss_fn, example_targets, optimizer, device, parse_bytes(reserve, what="reserve"))
     saved = load_plan(plan)
 
+    stepper = _stepper(task, device_bytes, planner=planner, time_limit_s=time_limit_s, check=check, saved=saved)
+    with torch.enable_grad():
+        stepper.latest, _ = stepper.shape_of(*example.rebuild(example.tensors))
+    return fit_module(model, stepper)
+
+
+def stepper_for(model: nn.Module, options: dict[str, Any]) -> Stepper:
+    """The stepper behind the compile backend: options as `fit` takes them, shapes planned as they come."""
+    task = Task(model=model, optimizer=options.get("optimizer"), reserve_bytes=parse_bytes(options.get("reserve", 0), what="reserve"))
+    return _stepper(
+        task,
+        parse_bytes(options["budget"], what="budget"),
+        planner=options.get("planner", "auto"),
+        time_limit_s=float(options.get("time_limit_s", 30)),
+        check=options.get("check", "auto"),
+    )
+
+
+def _stepper(
+    task: Task, device_bytes: int, *, planner: str | Planner, time_limit_s: float, check: bool | str, saved: Plan | None = None
+) -> Stepper:
     def prepare(args: tuple[Any, ...], kwargs: dict[str, Any], *, accumulates: bool, tighter_by: int) -> Ready:
         limit = Budget(device_bytes=max(0, device_bytes - tighter_by))
         given = saved if not tighter_by and not accumulates else None
@@ -117,10 +137,7 @@ def fit(
             task, Call.flatten(args, kwargs), limit, accumulates=accumulates, planner=planner, time_limit_s=time_limit_s, plan=given
         )
 
-    stepper = Stepper(model, prepare, loss_fn=loss_fn, num_targets=len(targets), check=check, meter=meter, flatten=Call.flatten)
-    with torch.enable_grad():
-        stepper.latest, _ = stepper.shape_of((*inputs.args, *targets), inputs.kwargs)
-    return fit_module(model, stepper)
+    return Stepper(task.model, prepare, loss_fn=task.loss_fn, num_targets=task.num_targets, check=check, meter=meter, flatten=Call.flatten)
 
 
 def make_ready(
@@ -178,6 +195,80 @@ def plan_captured(
     return find_plan(captured.graph, costs, budget, planner=planner, time_limit_s=time_limit_s, progress=tell)
 
 
+def estimate(
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    loss_fn: Callable[..., Any] | None = None,
+    example_targets: Any = (),
+    optimizer: torch.optim.Optimizer | None = None,
+    device: str | None = None,
+    time_limit_s: float = 10,
+) -> Estimate:
+    """Will it fit? The step's peak without memfit, split by kind, and the smallest budget memfit could reach. Runs nothing.
+
+    Works for a model on the meta device, so for one larger than this machine. `device` names a GPU of the table ("h200").
+    """
+    task, call = _task_and_call(model, example_inputs, loss_fn, example_targets, optimizer, device)
+    with Progress("memfit") as progress:
+        progress.update("tracing the model")
+        captured = task.capture(call)
+        costs = roofline(captured, device or "h200")
+        keep_all = find_plan(captured.graph, costs, None, planner="keep_all").require_plan()
+        progress.update("looking for the smallest budget")
+        smallest = smallest_budget(captured.graph, costs, time_limit_s=time_limit_s)
+    summary = summarize(captured.graph, keep_all.schedule, keep_all.timeline)
+    base = keep_all.timeline.compute_time_ns
+    return replace(
+        summary,
+        smallest_bytes=smallest.plan.timeline.peak_bytes if smallest.plan else None,
+        smallest_overhead_fraction=(smallest.plan.timeline.compute_time_ns - base) / base if smallest.plan and base else None,
+        proven_minimum_bytes=smallest.lower_bound_bytes,
+        device=device or "",
+        device_bytes=find_device(device).memory_bytes if device else None,
+    )
+
+
+def smallest_budget(graph: Graph, costs: Costs, *, time_limit_s: float) -> Outcome:
+    """The plan with the smallest peak that bisection finds in the time, and the proven minimum."""
+    begin = time.perf_counter()
+    best = find_plan(graph, costs, None, planner="keep_all")
+    low = find_plan(graph, costs, 0, time_limit_s=1).lower_bound_bytes
+    high = best.require_plan().timeline.peak_bytes
+    proven = low
+    while high - low > max(high // 100, 1) and time.perf_counter() - begin < time_limit_s:
+        middle = (low + high) // 2
+        outcome = find_plan(graph, costs, middle, time_limit_s=max(0.5, time_limit_s / 10))
+        proven = max(
+            proven, outcome.lower_bound_bytes if outcome.status is not Status.INFEASIBLE else max(middle + 1, outcome.lower_bound_bytes)
+        )
+        if outcome.plan is not None:
+            best, high = outcome, outcome.plan.timeline.peak_bytes
+        else:
+            low = middle
+    return replace(best, lower_bound_bytes=min(proven, high))
+
+
+def _task_and_call(
+    model: nn.Module,
+    example_inputs: Any,
+    loss_fn: Callable[..., Any] | None,
+    example_targets: Any,
+    optimizer: Any,
+    device: str | None,
+    reserve: int = 0,
+) -> tuple[Task, Call]:
+    """What fit, estimate and frontier share: the arguments checked and put together."""
+    if not isinstance(model, nn.Module):
+        raise BadInput(f"model is a {type(model).__name__}, not an nn.Module.")
+    inputs = Inputs.of(example_inputs)
+    targets = tuple(example_targets) if isinstance(example_targets, (tuple, list)) else (example_targets,)
+    if targets and loss_fn is None:
+        raise BadInput("example_targets are given without loss_fn: pass loss_fn=..., or leave the targets out.")
+    task = Task(model=model, loss_fn=loss_fn, num_targets=len(targets), optimizer=optimizer, reserve_bytes=reserve, device=device)
+    return task, Call.flatten((*inputs.args, *targets), inputs.kwargs)
+
+
 def load_plan(plan: str | Path | Plan | None) -> Plan | None:
     if plan is None or isinstance(plan, Plan):
         return plan
@@ -196,8 +287,6 @@ def _replayed(plan: Plan, captured: Captured, costs: Costs, budget: Budget) -> P
 
 
 def _check_options(model: Any, engine: str, allow: Sequence[str], check: bool | str) -> None:
-    if not isinstance(model, nn.Module):
-        raise BadInput(f"model is a {type(model).__name__}, not an nn.Module.")
     if isinstance(model, FittedModule):
         raise BadInput("this model is fitted already: fit the plain model, with the new budget.")
     if engine not in ENGINES:

@@ -18,6 +18,7 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from memfit.capture.attention import GpuAttention
 from memfit.capture.constants import KnownConstants
 from memfit.capture.inputs import Call
 from memfit.capture.where import recording_where
@@ -35,12 +36,20 @@ class Joint:
     num_buffers: int
 
 
-def trace(model: nn.Module, call: Call, *, loss_fn: Callable[..., Any] | None = None, num_targets: int = 0, training: bool = True) -> Joint:
+def trace(
+    model: nn.Module,
+    call: Call,
+    *,
+    loss_fn: Callable[..., Any] | None = None,
+    num_targets: int = 0,
+    training: bool = True,
+    gpu_attention: bool = False,
+) -> Joint:
     """Trace `model(call)`, or `loss_fn(model(inputs), *targets)` where the last `num_targets` positional arguments are targets."""
     cloned: frozenset[int] = frozenset()
     for _ in range(2):
         step = _Step(model, call, loss_fn, num_targets, cloned)
-        joint, aliases = _export(model, step, call, training)
+        joint, aliases = _export(model, step, call, training, gpu_attention)
         if not aliases:
             break
         cloned = aliases  # outputs that share memory with each other or with inputs are given their own, then traced again
@@ -98,12 +107,14 @@ def _movable(tensor: torch.Tensor, mode: FakeTensorMode) -> Any:
         return fake.requires_grad_(tensor.requires_grad) if tensor.requires_grad else fake
 
 
-def _export(model: nn.Module, step: _Step, call: Call, training: bool) -> tuple[Joint, frozenset[int]]:
+def _export(model: nn.Module, step: _Step, call: Call, training: bool, gpu_attention: bool) -> tuple[Joint, frozenset[int]]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(training))
         stack.enter_context(_settings())
         stack.enter_context(recording_where(model))
         stack.enter_context(KnownConstants())
+        if gpu_attention:
+            stack.enter_context(GpuAttention())
         try:
             exported = aot_export_joint_with_descriptors(stack, step, step.tensors, decompositions={})
         except Exception as error:

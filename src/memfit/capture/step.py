@@ -26,9 +26,10 @@ def capture(
     accumulates: bool = False,
     reserve_bytes: int = 0,
     training: bool = True,
+    gpu_attention: bool = False,
 ) -> Captured:
     """Trace one training step (or, with `training=False`, one inference) on fake tensors. Allocates nothing."""
-    joint = trace(model, call, loss_fn=loss_fn, num_targets=num_targets, training=training)
+    joint = trace(model, call, loss_fn=loss_fn, num_targets=num_targets, training=training, gpu_attention=gpu_attention)
     use_cudnn_batch_norm(joint.module)
     sources = (*model.parameters(), *model.buffers(), *call.tensors)
     granularity = CUDA_GRANULARITY if any(t.device.type == "cuda" for t in sources) else 1

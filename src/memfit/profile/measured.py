@@ -34,10 +34,12 @@ def measured(captured: Captured, *, cache: Cache | None = None, progress: Progre
     ]
     distinct = {s: i for i, s in reversed(list(enumerate(signatures))) if s is not None}
     missing = [(s, i) for s, i in distinct.items() if cache.get(device_name, s) is None]
-    for position, (key, op) in enumerate(missing):
-        if progress:
-            progress("measuring ops", position, len(missing))
-        cache.put(device_name, key, _measure_op(captured, op))
+    devices = [captured.device] if captured.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):  # the caller's random numbers must not depend on whether we measured
+        for position, (key, op) in enumerate(missing):
+            if progress:
+                progress("measuring ops", position, len(missing))
+            cache.put(device_name, key, _measure_op(captured, op))
     cache.save()
     found = [cache.get(device_name, s) if s is not None else (0, 0) for s in signatures]
     pairs = [f if f is not None else (0, 0) for f in found]
