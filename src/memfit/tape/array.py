@@ -179,7 +179,7 @@ class Array:
     """A handle: which value, seen how, made by which node. Arithmetic records; `numpy()` runs what it needs and returns data."""
 
     __slots__ = ("id", "node", "position", "requires_grad", "tape", "value", "view")
-    __array_priority__ = 1000  # numpy_array + array must call our __radd__, not broadcast over us
+    __array_ufunc__ = None  # numpy_array + array must call our __radd__, not broadcast over us
 
     def __init__(self, tape: Tape, id: int, value: int, view: View, requires_grad: bool, node: int, position: int) -> None:
         self.tape, self.id, self.value, self.view = tape, id, value, view
@@ -208,6 +208,9 @@ class Array:
         if not self.shape:
             raise TypeError("len() of a 0-d array")
         return self.shape[0]
+
+    def __iter__(self) -> Iterator[Array]:
+        return (self[k] for k in range(len(self)))
 
     def __bool__(self) -> bool:
         raise Unsupported("the truth of a recorded array is not known while recording; call .numpy() to run it first.")
@@ -255,6 +258,9 @@ class Array:
 
     def __matmul__(self, other: Array) -> Array:
         return _operate("matmul", self, other)
+
+    def __rmatmul__(self, other: Any) -> Array:
+        return _operate("matmul", self.tape.array(other, name="constant"), self)
 
     def __neg__(self) -> Array:
         return _operate("negate", self)

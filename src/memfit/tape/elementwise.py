@@ -53,6 +53,7 @@ def _scalar(x: Any) -> bool:
 
 def add(a: Array, b: Any) -> Array:
     if _scalar(b):
+        b = float(b)  # a NumPy scalar would widen float32
         return unary("add_scalar", a, lambda x, out: np.add(x, b, out=out), lambda _, u: [only(u)])
     return _binary("add", np.add, a, b, lambda _, u: [only(u), only(u)])
 
@@ -65,6 +66,7 @@ def subtract(a: Array, b: Any) -> Array:
 
 def multiply(a: Array, b: Any) -> Array:
     if _scalar(b):
+        b = float(b)
         return unary("scale", a, lambda x, out: np.multiply(x, b, out=out), lambda _, u: [multiply(only(u), b)])
     return _binary("multiply", np.multiply, a, b, lambda n, u: [multiply(only(u), n.inputs[1]), multiply(only(u), n.inputs[0])])
 

@@ -65,7 +65,10 @@ class Executor:
         return Executor(program, plan.schedule, layout=plan.layout)
 
     def run(self, feeds: Mapping[Array, Data] | None = None, *, observe: Observe | None = None) -> tuple[Data, ...]:
-        """The results, as arrays of their own. `feeds` replaces the data of leaves."""
+        """The results, as arrays of their own. `feeds` replaces the data of leaves.
+
+        What lies in an arena, which the next run overwrites, is copied out of it; otherwise the results are the buffers.
+        """
         self.prepare()
         assert self._sources is not None
         self._feed(feeds or {}, self._sources)
@@ -76,9 +79,13 @@ class Executor:
                 _run_bound(self._bound, levels, observe)
             else:
                 buffers = _run_unbound(self.lowered, self._memory(), self._sources, levels, observe)
-            return tuple(np.array(view.of(buffers[k])) for k, view in self.lowered.results)
+            return tuple(self._result(view.of(buffers[k]), k) for k, view in self.lowered.results)
         finally:
             levels.close()
+
+    def _result(self, data: Data, buffer: int) -> Data:
+        ours = self._bound is not None or buffer < 0
+        return np.array(data) if ours or not data.flags.c_contiguous else data
 
     def _hold_sources(self) -> dict[int, Data]:
         held = {}

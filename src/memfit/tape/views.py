@@ -101,7 +101,9 @@ def get_item(x: Array, key: Any) -> Array:
     dropped = []
     for axis, entry in enumerate(keys):
         if isinstance(entry, (int, np.integer)):
-            start = normal_axis(int(entry), x.shape[axis]) if x.shape[axis] else normal_axis(0, 0)
+            if not -x.shape[axis] <= entry < x.shape[axis]:
+                raise BadInput(f"index {entry} is outside axis {axis} of shape {x.shape}.")
+            start = int(entry) % x.shape[axis]
             x = narrow(x, axis, start, start + 1)
             dropped.append(axis)
         elif isinstance(entry, slice) and entry.step in (None, 1):

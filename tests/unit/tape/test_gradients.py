@@ -225,6 +225,29 @@ def test_float32_stays_float32_and_numbers_agree() -> None:
     assert g.numpy().dtype == y.numpy().dtype == np.float32
 
 
+def test_numpy_arrays_on_either_side() -> None:
+    t = Tape(np.float32)
+    x = t.parameter(np.ones((2, 2)))
+    ones = np.ones((2, 2))
+    for y, expected in ((ones + x, 2.0), (3.0 - x, 2.0), (ones * x, 1.0), (ones @ x, 2.0), (x * np.float64(2.0), 2.0), (4 / (x + x), 2.0)):
+        assert isinstance(y, Array)
+        assert y.numpy().dtype == np.float32
+        np.testing.assert_array_equal(y.numpy(), np.full((2, 2), expected))
+    assert [row.shape for row in x] == [(2,), (2,)]
+    with pytest.raises(BadInput, match="index 2 is outside axis 0"):
+        x[2]
+
+
+def test_results_are_the_callers_own() -> None:
+    t = Tape()
+    x = t.array(np.arange(3.0))
+    y, same, spread = tape.evaluate([x * 2.0, x, (x * 2.0).reshape(3, 1) + np.zeros((3, 2))])
+    same[...] = 7.0
+    y[...] = 7.0
+    assert x.data[0] == 0.0
+    np.testing.assert_array_equal(spread[:, 1], [0.0, 2.0, 4.0])
+
+
 def test_empty_arrays_pass_through() -> None:
     t = Tape()
     x, w = t.parameter(np.zeros((0, 3))), t.parameter(np.ones((3, 2)))
