@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from memfit.core.plan import Plan
+from memfit.tape.array import Array
 from memfit.tape.gradient import gradients
 from memfit.tape.modes import Mode, Place, inference_mode, planless_modes, planned_mode
 from memfit.tape.nets import Net, lstm, mlp
@@ -58,8 +59,8 @@ def curve(
     points = []
     for depth in depths:
         net = make(depth)
-        program = compile_program([net.loss, *gradients(net.loss)])
-        for mode in _modes(program, depth, planners, place, progress):
+        results = [net.loss, *gradients(net.loss)]
+        for mode in _modes(results, depth, planners, place, progress):
             progress(f"{name}, depth {depth}: {mode.name}")
             points.append(_point(name, mode, depth))
         progress(f"{name}, depth {depth}: inference")
@@ -68,9 +69,10 @@ def curve(
 
 
 def _modes(
-    program: Program, depth: int, planners: Mapping[str, MakePlan], place: Place | None, progress: Callable[[str], None]
+    results: Sequence[Array], depth: int, planners: Mapping[str, MakePlan], place: Place | None, progress: Callable[[str], None]
 ) -> list[Mode]:
-    modes = [m for m in planless_modes(program, place=place) if m.name in ("naive", "exact", "static", "arena")]
+    modes = [m for m in planless_modes(compile_program(results), place=place) if m.name in ("naive", "exact", "static", "arena")]
+    program = compile_program(results, inplace=False)  # planners prove more, and so find more, without variants
     for name, make in planners.items():
         progress(f"depth {depth}: planning {name}")
         plan = make(program, depth)
