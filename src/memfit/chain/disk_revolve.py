@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memfit.chain.hrevolve import plan_hrevolve
+from memfit.chain.periodic import check_disk_chain
 from memfit.chain.plan import ChainPlan
 from memfit.chain.problem import Chain, StorageLevel
-from memfit.core.errors import BadInput
 
 
 def disk_chain(
@@ -37,12 +37,3 @@ def plan_disk_revolve(chain: Chain) -> ChainPlan:
     """The optimal schedule of `disk_chain`."""
     check_disk_chain("Disk-Revolve", chain)
     return replace(plan_hrevolve(chain), algorithm="disk-revolve")
-
-
-def check_disk_chain(algorithm: str, chain: Chain) -> None:
-    levels = chain.levels
-    if len(levels) != 2 or levels[0].write_cost or levels[0].read_cost or not chain.is_unbounded(1):
-        raise BadInput(
-            f"{algorithm} has a free memory and a disk with room for all {chain.num_steps} states, as disk_chain() makes them; "
-            "use H-Revolve (plan_hrevolve) for bounded disks and for memory that costs."
-        )

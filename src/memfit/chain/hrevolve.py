@@ -31,6 +31,7 @@ from memfit.chain.plan import ChainPlan, no_slots
 from memfit.chain.problem import Chain, exact_scale, scaled
 from memfit.chain.revolve import forwards_row, revolve_moves
 from memfit.chain.rows import Row, best_split, convolve_row, split_of_known
+from memfit.chain.spread import plan_spread
 from memfit.core.errors import NoPlanFound
 from memfit.core.outcome import Status
 
@@ -129,15 +130,15 @@ class Tables:
             stack.append(("solve", k, length - jump, free - 1, base + jump))
 
 
-def make_tables(chain: Chain, order: tuple[int, ...] | None = None) -> Tables:
-    """The rows of every level, in `order` from the shallowest, which is by cost unless given."""
+def make_tables(chain: Chain, order: tuple[int, ...] | None = None, *, max_additions: float = MAX_ADDITIONS) -> Tables:
+    """The rows of every level, in `order` from the shallowest, which is by cost unless given. Raises NoPlanFound if that is too much."""
     order = order or sorted_levels(chain) or tuple(range(len(chain.levels)))
     num, uf, ub = chain.num_steps, chain.forward_cost, chain.backward_cost
     below = np.full(num + 1, np.inf)
     below[0] = ub
     tables: list[LevelTable] = []
     for k in order:
-        table = _level_table(chain, k, below, first=not tables, last=k == order[-1])
+        table = _level_table(chain, k, below, max_additions, first=not tables, last=k == order[-1])
         tables.append(table)
         if table.is_free:
             below = forwards_row(num, table.slots) * uf + np.arange(1, num + 2) * ub if uf else np.arange(1, num + 2) * ub
@@ -158,18 +159,20 @@ def _num_swept(table: LevelTable, left: Row, length: int) -> int:
     return num
 
 
-def _level_table(chain: Chain, k: int, below: Row, *, first: bool, last: bool) -> LevelTable:
+def _level_table(chain: Chain, k: int, below: Row, max_additions: float, *, first: bool, last: bool) -> LevelTable:
     level, uf, ub = chain.levels[k], chain.forward_cost, chain.backward_cost
     slots, write, read = chain.capacity(k), level.write_cost, level.read_cost
     if first and write == read == 0:
         return LevelTable(level=k, slots=slots, write_cost=0.0, read_cost=0.0, below=below, is_free=True)
-    if chain.is_unbounded(k) or slots > FEW_ROWS:
+    if chain.is_unbounded(k) or (last and slots > FEW_ROWS):
+        _check_size(2, chain.num_steps, max_additions)
         again = convolve_row(below, below, slope=uf, constant=read, first=ub)
         left = again + uf * np.arange(1, len(again) + 1)
         swept = convolve_row(left, below, slope=0.0, constant=write + read, first=ub)
         table = LevelTable(level=k, slots=slots, write_cost=write, read_cost=read, below=below, stored=(again,), swept=swept)
-        if chain.is_unbounded(k) or (last and _num_swept(table, left, chain.num_steps) <= slots):
+        if chain.is_unbounded(k) or _num_swept(table, left, chain.num_steps) <= slots:
             return table  # without a limit it would use no more slots than there are: the limit does not matter
+    _check_size(slots, chain.num_steps, max_additions)
     rows: list[Row] = [below]
     inner = below
     for _ in range(slots):
@@ -198,9 +201,13 @@ def plan_hrevolve(chain: Chain) -> ChainPlan:
         return no_slots("h-revolve", chain)
     if sorted_levels(chain) is None:
         return plan_crossed(chain) if crossed_fits(chain) else _best_order(chain, begin)
-    check_size(chain)
     scale = exact_scale(chain)
-    tables = make_tables(scaled(chain, scale))
+    try:
+        tables = make_tables(scaled(chain, scale))
+    except NoPlanFound:
+        if chain.levels[0].write_cost or chain.levels[0].read_cost or not chain.capacity(0):
+            raise
+        return plan_spread(chain)  # a plan with a bound rather than none
     cost = float(tables.optimum[chain.num_steps]) / scale
     assert math.isfinite(cost)
     cost = int(cost) if cost == int(cost) else cost
@@ -218,7 +225,6 @@ def plan_hrevolve(chain: Chain) -> ChainPlan:
 
 def _best_order(chain: Chain, begin: float) -> ChainPlan:
     """No order of the levels is right and the exact table is too large: the best order, and how far from optimal it may be."""
-    check_size(chain)
     scale = exact_scale(chain)
     usable = [k for k in range(len(chain.levels)) if chain.capacity(k)]
     orders = list(itertools.permutations(usable))[:MAX_ORDERS]
@@ -237,16 +243,11 @@ def _best_order(chain: Chain, begin: float) -> ChainPlan:
     )
 
 
-def check_size(chain: Chain, *, max_additions: float = MAX_ADDITIONS) -> None:
+def _check_size(num_rows: int, num_steps: int, max_additions: float) -> None:
     """Refuse, with the numbers, what would take hours or all memory; the caller can then choose a cheaper algorithm."""
-    rows = sum(
-        2 if chain.is_unbounded(k) else chain.capacity(k)
-        for k, level in enumerate(chain.levels)
-        if k > 0 or level.write_cost or level.read_cost
-    )
-    additions, table_bytes = rows * chain.num_steps**2 / 2, rows * (chain.num_steps + 1) * 8
+    additions, table_bytes = num_rows * num_steps**2 / 2, num_rows * (num_steps + 1) * 8
     if additions > max_additions or table_bytes > MAX_TABLE_BYTES:
         raise NoPlanFound(
-            f"{chain.num_steps} steps with {rows} table rows take {additions:.1e} additions and {table_bytes:.1e} bytes, more than the "
+            f"{num_steps} steps with {num_rows} table rows take {additions:.1e} additions and {table_bytes:.1e} bytes, more than the "
             f"{max_additions:.0e} and {MAX_TABLE_BYTES:.0e} allowed: use fewer slots in the levels that cost, or periodic checkpointing."
         )

@@ -14,13 +14,22 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from memfit.chain.bounds import lower_bound
-from memfit.chain.disk_revolve import check_disk_chain
 from memfit.chain.moves import Advance, Back, Drop, Move, Read, Write, count
 from memfit.chain.plan import ChainPlan, cost_of
 from memfit.chain.problem import Chain
 from memfit.chain.revolve import beta, num_forwards, revolve_moves
 from memfit.core.errors import BadInput
 from memfit.core.outcome import Status
+
+
+def check_disk_chain(algorithm: str, chain: Chain) -> None:
+    """Refuse anything but a free memory and an unbounded disk."""
+    levels = chain.levels
+    if len(levels) != 2 or levels[0].write_cost or levels[0].read_cost or not chain.is_unbounded(1):
+        raise BadInput(
+            f"{algorithm} has a free memory and a disk with room for all {chain.num_steps} states, as disk_chain() makes them; "
+            "use H-Revolve (plan_hrevolve) for bounded disks and for memory that costs."
+        )
 
 
 def period_of(memory_slots: int, write_cost: float, read_cost: float, forward_cost: float) -> int:
@@ -47,8 +56,8 @@ def plan_periodic(chain: Chain, *, period: int | None = None) -> ChainPlan:
     distance = period or period_of(memory, disk.write_cost, disk.read_cost, chain.forward_cost)
     if memory < 1:
         distance = 1
-    starts = _starts(chain.num_steps, distance)
-    cost = cost_of(chain, count(_moves(chain.num_steps, starts, memory), 2))
+    starts = period_starts(chain.num_steps, distance)
+    cost = cost_of(chain, count(segment_moves(chain.num_steps, starts, memory), 2))
     if memory and (period is None or len(starts) == 1):
         alone = num_forwards(chain.num_steps + 1, memory) * chain.forward_cost + (chain.num_steps + 1) * chain.backward_cost
         if alone <= cost:
@@ -60,43 +69,18 @@ def plan_periodic(chain: Chain, *, period: int | None = None) -> ChainPlan:
         status=Status.OPTIMAL if cost <= lower_bound(chain) else Status.FEASIBLE,
         cost=cost,
         lower_bound=lower_bound(chain),
-        emit=lambda: _moves(chain.num_steps, chosen, memory),
+        emit=lambda: segment_moves(chain.num_steps, chosen, memory),
         seconds=time.perf_counter() - begin,
         reason=f"A disk checkpoint every {distance} steps, Revolve in memory between them.",
     )
 
 
-def periodic_moves(chain: Chain, num_steps: int, *, offset: int = 0, max_segments: int | None = None) -> Iterator[Move]:
-    """Reverse `num_steps` forwards from x_offset with disk checkpoints (on the chain's last level) at even distances.
-
-    For lengths whose table would take too long: the period is the paper's, or longer where `max_segments` says so.
-    """
-    memory, disk = chain.capacity(0), chain.levels[-1]
-    level = len(chain.levels) - 1
-    if level == 0 or max_segments == 0:
-        yield from revolve_moves(num_steps, memory, offset=offset)
-        return
-    if memory == 0:
-        yield from revolve_moves(num_steps, max_segments or num_steps, offset=offset, level=level)
-        return
-    period = num_steps + 1 if chain.forward_cost == 0 else period_of(memory, disk.write_cost, disk.read_cost, chain.forward_cost)
-    if max_segments is not None:
-        period = max(period, -(-max(num_steps, 1) // max_segments))
-    for move in _moves(num_steps, _starts(num_steps, period), memory):
-        if isinstance(move, Advance):
-            yield Advance(move.start + offset, move.stop + offset)
-        elif isinstance(move, Back):
-            yield Back(move.step + offset)
-        else:
-            yield type(move)(move.step + offset, level if move.level == 1 else 0)
-
-
-def _starts(num_steps: int, period: int) -> tuple[int, ...]:
+def period_starts(num_steps: int, period: int) -> tuple[int, ...]:
     """First states of the segments; x_l itself never starts one, because it is used where it is."""
     return tuple(range(0, max(num_steps, 1), period))
 
 
-def _moves(num_steps: int, starts: tuple[int, ...], memory: int) -> Iterator[Move]:
+def segment_moves(num_steps: int, starts: tuple[int, ...], memory: int) -> Iterator[Move]:
     for start, stop in pairwise(starts):
         yield Write(start, 1)
         yield Advance(start, stop)

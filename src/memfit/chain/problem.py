@@ -61,6 +61,9 @@ class Chain:
             raise BadInput(f"a chain of {self.num_steps!r} steps: give a whole number, 0 or more.")
         _check_cost("forward cost", self.forward_cost)
         _check_cost("backward cost", self.backward_cost)
+        dearest = max(self.forward_cost, self.backward_cost, *(c for x in self.levels for c in (x.write_cost, x.read_cost)), 0.0)
+        if float(self.num_steps + 1) * float(self.num_steps + 3) * dearest > 1e300:
+            raise BadInput(f"{self.num_steps} steps at a cost of {dearest:g} add up to more than a float can hold: use a larger unit.")
         if self.state_bytes < 0 or self.adjoint_bytes < 0:
             raise BadInput(f"states of {self.state_bytes} and adjoints of {self.adjoint_bytes} bytes: sizes are 0 or more.")
 

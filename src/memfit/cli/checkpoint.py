@@ -14,6 +14,8 @@ from memfit.cli.console import FORCE_OPTION, JSON_OPTION, OUTPUT_OPTION, print_j
 
 JUDGE_UP_TO = 500_000  # steps; the judge takes some 3 microseconds for each
 
+MAX_STEPS = 20_000_000
+
 
 def command(
     steps: int = typer.Option(..., "--steps", help="l: forwards F_0 … F_{l-1} and backwards B_l … B_0."),
@@ -39,12 +41,14 @@ def command(
     -o FILE.png draws the space-time diagram, -o FILE.json saves the judged plan.
     """
     from memfit.chain import PLANNERS, cost_of
-    from memfit.core.errors import BadInput, InfeasibleBudget
+    from memfit.core.errors import BadInput, InfeasibleBudget, NoPlanFound
 
     if algorithm not in ("auto", *PLANNERS):
         raise BadInput(f"algorithm {algorithm!r} is not known: choose auto or one of {', '.join(PLANNERS)}.")
     if output is not None and output.exists() and not force:
         raise BadInput(f"{output} exists: choose another name, or pass --force to overwrite it.")
+    if steps > MAX_STEPS:
+        raise NoPlanFound(f"{steps} steps make a schedule of more moves than can be counted here: give at most {MAX_STEPS}.")
     chain = _chain(steps, slots, capacity, state, forward_cost, backward_cost, write, read)
     with _spinner(f"planning {steps} steps"):
         begin = time.perf_counter()
@@ -63,7 +67,7 @@ def command(
         "status": str(plan.status),
         "algorithm": plan.algorithm,
         "total_cost": cost,
-        "lower_bound": plan.lower_bound,
+        "lower_bound": cost if plan.status == "OPTIMAL" else plan.lower_bound,  # equal, but for the last bit of a float
         "num_forward": counts.num_forward,
         "num_backward": counts.num_backward,
         "writes": list(counts.writes),

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memfit.chain.hrevolve import Tables, check_size, make_tables
+from memfit.chain.hrevolve import Tables, make_tables
 from memfit.chain.moves import Advance, Back, Drop, Move, Read, Write, count
-from memfit.chain.periodic import periodic_moves
 from memfit.chain.problem import Chain, StorageLevel
+from memfit.chain.spread import spread_moves
 from memfit.core.errors import BadInput, NoPlanFound, StorageFailed, Unsupported
 from memfit.execute.chain_setup import ChainCosts, Room, make_room, measure, open_folder
 from memfit.execute.state_files import StateFolder
@@ -152,15 +152,14 @@ def _stream(num_steps: int, room: Room, costs: ChainCosts, point: _Point) -> Cal
     chain = _chain(num_steps, room, costs)
     disk = len(room.places) - 1 if room.places[-1] == DISK else None
     try:
-        check_size(chain, max_additions=PLANNING_ADDITIONS)
-        tables: Tables | None = make_tables(chain)
+        tables: Tables | None = make_tables(chain, max_additions=PLANNING_ADDITIONS)
     except NoPlanFound:
         tables = None
     capacity = num_steps if disk is None or room.slots[disk] is None else room.slots[disk] or 0
 
     def solve(length: int, offset: int, disk_slots: int) -> Iterator[Move]:
         if tables is None:
-            return periodic_moves(chain, length, offset=offset, max_segments=disk_slots)
+            return spread_moves(chain, length, offset=offset, max_segments=disk_slots)
         top = len(tables.levels) - 1
         bounded = top >= 0 and disk is not None and tables.levels[top].level == disk
         return tables.moves(length, offset=offset, top=top, slots=min(disk_slots, tables.levels[top].slots) if bounded else None)

@@ -74,9 +74,29 @@ def test_crossed_levels_too_large_for_the_exact_table(monkeypatch: pytest.Monkey
     assert sorted_levels(relaxed(chain)) is not None
 
 
-def test_what_would_take_hours_is_refused_with_numbers() -> None:
+def test_what_would_take_hours_gets_a_plan_with_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_TABLE_BYTES", 1_000)
+    chain = Chain(num_steps=300, levels=levels((3, 0, 0), (4, 2, 2)), backward_cost=2)
+    answer = plan(chain)
+    assert answer.algorithm == "spread"
+    assert answer.status is Status.FEASIBLE
+    assert answer.judge().serial_time_ns == answer.cost * 10**9
+    monkeypatch.undo()
+    assert answer.lower_bound <= plan(chain).cost <= answer.cost
     with pytest.raises(NoPlanFound, match="additions"):
-        plan(Chain(num_steps=10**7, levels=levels((5, 0, 0), (50, 1, 1))))
+        plan(Chain(num_steps=10**7, levels=levels((5, 1, 1), (50, 2, 2))))
+
+
+def test_many_slots_that_do_not_matter_need_no_table() -> None:
+    chain = Chain(num_steps=3_000, levels=levels((5, 0, 0), (2_000, 10, 5)))
+    answer = plan(chain)
+    assert answer.cost == plan(Chain(num_steps=3_000, levels=levels((5, 0, 0), (None, 10, 5)))).cost
+    assert answer.judge().level_peak_bytes[2] <= 2_000
+
+
+def test_costs_beyond_floats_are_refused() -> None:
+    with pytest.raises(BadInput, match="larger unit"):
+        plan(Chain(num_steps=100, levels=levels((2, 0, 0), (2, 1, 1)), forward_cost=1e308))
 
 
 @pytest.mark.parametrize(
