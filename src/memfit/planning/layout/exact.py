@@ -1,0 +1,159 @@
+"""Exact search: is there a packing under a given capacity? A depth-first search over canonical packings.
+
+    address │        ┌──b──┐           placed in order of address: a, c, b, ...
+            │ ┌──a──┐└─────┘┌─c─┐      every buffer rests on the ground or on one placed before,
+            └─┴─────┴───────┴───┴──>   so the next one goes where the skyline lets it, and nowhere else
+
+Any packing can be pushed down until every buffer rests on something, and read off from bottom to top; the search only
+looks at packings in that form. After Moffitt, "MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated
+Machine Learning" (ASPLOS 2023), written anew on an explicit stack, so that a search can be paused, resumed and
+interleaved with others; LIFT, FILL, TWINS and MEMO are our additions.
+
+Rules that prune (each can be switched off, so that tests can count what it saves):
+  PARTITION  when no unplaced buffer crosses a moment, the two sides are solved apart, and a failure of one side jumps
+             back over the other
+  CANONICAL  bottom to top, equal addresses by rank: each packing is met once
+  DOMINANCE  nobody is placed above a hole into which an unplaced buffer fits for good
+  SECTION    in each section the unplaced buffers at or above any address must fit between it and the capacity
+  FLOOR      what was passed over cannot lie below the buffer placed last
+  LIFT       what was passed over must come to rest on a neighbour placed later, so above the lowest of their tops
+  FILL       a buffer at address v needs enough smaller ends below v, or the rest does not fit above it
+  TWINS      of interchangeable buffers the earlier one is placed first
+  MEMO       a set of unplaced buffers over the same skyline that failed before fails again
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from typing import Any
+
+import numpy as np
+
+from memfit.planning.layout import kernel
+from memfit.planning.layout.problem import Ints, Problem
+from memfit.planning.layout.sections import Sections
+
+
+class Rule(IntFlag):
+    """The pruning rules; the numbers are those of `kernel.py`."""
+
+    PARTITION = 1
+    CANONICAL = 2
+    DOMINANCE = 4
+    SECTION = 8
+    FLOOR = 16
+    LIFT = 32
+    FILL = 64
+    TWINS = 128
+    MEMO = 256
+    ALL = 511
+
+
+class Verdict(IntEnum):
+    OPEN = 0
+    PACKED = 1
+    IMPOSSIBLE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """A search that can be resumed: `advance` spends some nodes and says where it stands."""
+
+    tables: tuple[Any, ...]  # the arguments of `kernel.resume`, registers last
+    capacity: int
+    rules: Rule
+    flush_first: bool
+    free: Ints  # positions of the buffers that are searched, fixed ones excluded
+
+    def advance(self, num_nodes: int) -> Verdict:
+        return Verdict(kernel.resume(*self.tables, self.capacity, int(self.rules), self.flush_first, num_nodes))
+
+    @property
+    def nodes(self) -> int:
+        return int(self.tables[-1][kernel.NODES])
+
+    @property
+    def deepest(self) -> int:
+        """The most buffers that were ever placed at once."""
+        return int(self.tables[-1][kernel.DEEPEST])
+
+    def offsets(self, problem: Problem) -> Ints:
+        """Valid after PACKED."""
+        result = problem.fixed.copy()
+        result[self.free] = self.tables[0][:, kernel.OFFSET]
+        return result
+
+
+def start_search(
+    problem: Problem,
+    sections: Sections,
+    capacity: int,
+    *,
+    rank: Ints | None = None,
+    rules: Rule = Rule.ALL,
+    flush_first: bool = False,
+    memo_bits: int = 14,
+) -> Search:
+    """A search for a packing of `problem` no higher than `capacity`. `rank` breaks ties, and decides much of the speed.
+
+    `flush_first` tries buffers first that touch walls on both sides of the valley they go into.
+    """
+    free = np.nonzero(problem.fixed < 0)[0]
+    new_name = np.full(problem.num_buffers, -1, np.int64)
+    new_name[free] = np.arange(len(free))
+    table = np.zeros((len(free), kernel.TABLE_COLUMNS), np.int64)
+    table[:, kernel.SIZE], table[:, kernel.ALIGN] = problem.size[free], problem.alignment[free]
+    table[:, kernel.FIRST], table[:, kernel.LAST] = sections.first[free], sections.last[free]
+    table[:, kernel.TWIN] = np.where(sections.twin[free] >= 0, new_name[sections.twin[free]], -1)
+    table[:, kernel.RANK] = free if rank is None else rank[free]
+    meets, blocks = sections.meets, np.zeros((0, 2), np.int64)
+    table[:, kernel.MEETS], table[:, kernel.MEETS_END] = sections.meets_start[free], sections.meets_start[free + 1]
+    if len(free) < problem.num_buffers:
+        meets, blocks = _around_fixed(problem, sections, free, new_name, table)
+    return Search(
+        tables=(table, meets, blocks, *_working_tables(table, len(meets), sections.count, memo_bits)),
+        capacity=capacity,
+        rules=rules,
+        flush_first=flush_first,
+        free=free,
+    )
+
+
+def _around_fixed(problem: Problem, sections: Sections, free: Ints, new_name: Ints, table: Ints) -> tuple[Ints, Ints]:
+    """Neighbours without the fixed buffers, and per buffer the address ranges those take, lowest first."""
+    meets: list[int] = []
+    blocks: list[tuple[int, int]] = []
+    for row, k in enumerate(free):
+        around = sections.meets[sections.meets_start[k] : sections.meets_start[k + 1]]
+        table[row, kernel.MEETS], table[row, kernel.BLOCKS] = len(meets), len(blocks)
+        meets += new_name[around[problem.fixed[around] < 0]].tolist()
+        blocks += sorted((int(problem.fixed[x]), int(problem.fixed[x] + problem.size[x])) for x in around if problem.fixed[x] >= 0)
+        table[row, kernel.MEETS_END], table[row, kernel.BLOCKS_END] = len(meets), len(blocks)
+    return np.array(meets, np.int64), np.array(blocks, np.int64).reshape(-1, 2)
+
+
+def _working_tables(table: Ints, num_meetings: int, num_sections: int, memo_bits: int) -> tuple[Any, ...]:
+    """Empty stacks and scratch space, and the whole problem pending as one component."""
+    n = len(table)
+    first, last = table[:, kernel.FIRST], table[:, kernel.LAST]
+    crowd = np.zeros(num_sections + 1, np.int64)
+    np.add.at(crowd, first, 1)
+    np.add.at(crowd, last, -1)
+    room = n * (n + 1) // 2 + 2 * n + 8
+    pending = np.zeros((n + 8, 3), np.int64)
+    pending[0] = (0, num_sections, -1)
+    registers = np.zeros(kernel.NUM_REGISTERS, np.int64)
+    registers[kernel.TOP], registers[kernel.PENDING], registers[kernel.OPENING] = -1, 1, 1
+    return (
+        np.zeros((3, num_sections + 1), np.int64),
+        np.zeros((num_sections + 1, int(np.cumsum(crowd).max(initial=0)) + 1, 2), np.int64),
+        np.zeros((n + 2, kernel.FRAME_COLUMNS), np.int64),
+        np.empty(room, np.int32),
+        np.empty(room, np.int32),
+        np.empty((num_meetings + int((last - first).sum()) + n + 8, 2), np.int64),
+        pending,
+        np.zeros((4, n + 1), np.int64),
+        np.zeros((1 << memo_bits, 2), np.int64),
+        registers,
+    )

@@ -1,0 +1,154 @@
+"""One arena from start to finish: bound, greedy orders, then exact search or local search, until proven or out of time.
+
+    lower bound ──> time partitions ──> greedy orders ──┬── few enough ──> exact search at the bound, then between
+                                     (done if at target) └── too many ──> local search over insertion orders
+
+Where in the flow: `door.pack` calls this once per arena, `schedule.layout_plan` once per schedule.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from memfit.planning.layout.exact import Verdict
+from memfit.planning.layout.greedy import greedy_orders, make_windows, place_in_order
+from memfit.planning.layout.local_search import improve_order
+from memfit.planning.layout.portfolio import decide
+from memfit.planning.layout.problem import Ints, Problem, height_of, lower_bound, select, time_partitions
+from memfit.planning.layout.sections import num_meetings
+
+MAX_EXACT_BUFFERS = 3_000
+MAX_EXACT_MEETINGS = 3_000_000
+_LARGE_GAP_FRACTION = 0.005  # a large problem this close to its bound is left alone: one more try costs seconds
+_LARGE_SECONDS = 5.0
+_FIRST_SHARE = 0.5  # of the time that is left, for asking whether the bound itself can be reached
+_LOCAL_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """`bound` is proven; `height` is at most the capacity if there was one and the search was lucky."""
+
+    offsets: Ints
+    height: int
+    bound: int
+    method: str
+    nodes: int = 0
+
+
+def solve(
+    problem: Problem,
+    *,
+    capacity: int | None = None,
+    deadline: float,
+    search: bool = True,
+    num_threads: int | None = None,
+    seed: int = 0,
+) -> Solution:
+    """Pack one arena. With a capacity the first packing inside it is good enough; without, lower is better."""
+    bound = lower_bound(problem)
+    parts = time_partitions(problem) if problem.num_buffers else []
+    offsets = np.zeros(problem.num_buffers, np.int64)
+    solutions = []
+    for position, chosen in enumerate(parts):
+        part = select(problem, chosen)
+        share = time.monotonic() + (deadline - time.monotonic()) / (len(parts) - position)
+        target = bound if capacity is None else capacity
+        solution = _solve_part(part, target, share, minimise=capacity is None, search=search, num_threads=num_threads, seed=seed)
+        offsets[chosen] = solution.offsets
+        solutions.append(solution)
+        bound = max(bound, solution.bound)
+    return Solution(
+        offsets=offsets,
+        height=height_of(problem, offsets),
+        bound=bound,
+        method=max(solutions, key=lambda s: s.height).method if solutions else "empty",
+        nodes=sum(s.nodes for s in solutions),
+    )
+
+
+def _solve_part(
+    part: Problem, target: int, deadline: float, *, minimise: bool, search: bool, num_threads: int | None, seed: int
+) -> Solution:
+    bound = lower_bound(part)
+    is_small = part.num_buffers <= MAX_EXACT_BUFFERS and num_meetings(part) <= MAX_EXACT_MEETINGS
+    best, order = _greedy(part, target, bound, deadline, is_small)
+    if best.height <= target or bound > target or not search:
+        return best
+    if not is_small:
+        return _improve_large(part, order, best, target, deadline, minimise, seed)
+    if not minimise:
+        return _ask(part, best, target, deadline, num_threads, seed)
+    return _minimise(part, order, best, target, deadline, num_threads, seed)
+
+
+def _greedy(part: Problem, target: int, bound: int, deadline: float, is_small: bool) -> tuple[Solution, Ints]:
+    windows = make_windows(part)
+    tried = list(greedy_orders(part))
+    if not is_small:  # every try takes long, and lifetimes are what large programs are made of
+        tried.sort(key=lambda named: named[0] != "greedy by lifetime")
+    best: tuple[Solution, Ints] | None = None
+    for method, order in tried:
+        offsets = place_in_order(part, windows, order)
+        height = height_of(part, offsets)
+        if best is None or height < best[0].height:
+            best = Solution(offsets=offsets, height=height, bound=bound, method=method), order
+        close_enough = target if is_small else max(target, int(bound * (1 + _LARGE_GAP_FRACTION)))
+        if best[0].height <= close_enough or time.monotonic() > deadline:
+            break
+    assert best is not None
+    return best
+
+
+def _improve_large(part: Problem, order: Ints, best: Solution, target: int, deadline: float, minimise: bool, seed: int) -> Solution:
+    goal = max(target, int(best.bound * (1 + _LARGE_GAP_FRACTION))) if minimise else target
+    if best.height <= goal:
+        return best
+    until = min(deadline, time.monotonic() + _LARGE_SECONDS) if minimise else deadline
+    return _local(part, order, best, goal, until, seed)
+
+
+def _local(part: Problem, order: Ints, best: Solution, target: int, deadline: float, seed: int) -> Solution:
+    _, offsets = improve_order(part, make_windows(part), order, target=target, deadline=deadline, seed=seed)
+    height = height_of(part, offsets)
+    if height >= best.height:
+        return best
+    return Solution(offsets=offsets, height=height, bound=best.bound, method="local search", nodes=best.nodes)
+
+
+def _ask(part: Problem, best: Solution, target: int, deadline: float, num_threads: int | None, seed: int) -> Solution:
+    """One exact question; a proof of impossibility raises the bound above the target."""
+    decision = decide(part, target, deadline=deadline, num_threads=num_threads, seed=seed)
+    nodes = best.nodes + decision.nodes
+    if decision.offsets is not None:
+        height = height_of(part, decision.offsets)
+        return Solution(offsets=decision.offsets, height=height, bound=best.bound, method="exact search", nodes=nodes)
+    bound = target + _unit(part) if decision.verdict is Verdict.IMPOSSIBLE else best.bound
+    return Solution(offsets=best.offsets, height=best.height, bound=min(bound, best.height), method=best.method, nodes=nodes)
+
+
+def _unit(part: Problem) -> int:
+    """Every height of a packing that rests on the ground is a multiple of this."""
+    if (part.fixed >= 0).any():
+        return 1
+    return int(np.gcd.reduce(np.concatenate([part.size, part.alignment[part.alignment > 1]])))
+
+
+def _minimise(
+    part: Problem, order: Ints, best: Solution, target: int, deadline: float, num_threads: int | None, seed: int
+) -> Solution:
+    """Ask at the target first, half of the time; then between what is proven and what is found, nearer to what is found."""
+    unit, floor = _unit(part), target
+    best = _local(part, order, best, target, time.monotonic() + _LOCAL_SHARE * (deadline - time.monotonic()), seed)
+    asked = target
+    while best.height > max(best.bound, floor) and asked < best.height and time.monotonic() < deadline:
+        until = time.monotonic() + _FIRST_SHARE * (deadline - time.monotonic())
+        before = best
+        best = _ask(part, best, asked, until, num_threads, seed)
+        is_open = best.height == before.height and best.bound == before.bound
+        low = asked if is_open else max(best.bound, floor)
+        asked = low if best.bound > before.bound else low + max(unit, (best.height - low) // 2 // unit * unit)
+    return best
