@@ -3,11 +3,29 @@
     buffers.csv ──> pack ──> Packing            graph + schedule ──> layout_plan ──> Layout (goes with the plan)
 
 One algorithm per file: `greedy` (orders with best fit), `local_search` (over insertion orders), `exact` and its compiled
-`kernel` (canonical tree search), `portfolio` (many such searches side by side), `colours` (free tags and liveness counters).
-`solve` strings them together for one arena; `door` is what callers use; the judge is `core.packing.check_packing`.
+`kernel` (canonical tree search), `portfolio` with `tie_orders` (many such searches side by side), `colours` (free tags and
+liveness counters). `solve` strings them together for one arena; `door` is what callers use; the judges are
+`core.packing.check_packing` and `core.lifetimes.check_layout`.
 """
 
 from memfit.core.packing import Buffer, Packing, check_packing
+from memfit.planning.layout.colours import Colouring, colour_graph
+from memfit.planning.layout.csv_file import read_buffers
 from memfit.planning.layout.door import pack
+from memfit.planning.layout.schedule import Allocation, allocations, buffers_of, layout_of, layout_plan, with_layout
 
-__all__ = ["Buffer", "Packing", "check_packing", "pack"]
+__all__ = [
+    "Allocation",
+    "Buffer",
+    "Colouring",
+    "Packing",
+    "allocations",
+    "buffers_of",
+    "check_packing",
+    "colour_graph",
+    "layout_of",
+    "layout_plan",
+    "pack",
+    "read_buffers",
+    "with_layout",
+]

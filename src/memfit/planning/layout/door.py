@@ -16,7 +16,7 @@ from memfit.core.errors import BadInput
 from memfit.core.outcome import Status
 from memfit.core.packing import Buffer, Packing, Pair, check_packing
 from memfit.core.units import MAX_BYTES, format_bytes
-from memfit.planning.layout.problem import Problem, make_problem
+from memfit.planning.layout.problem import Ints, Problem, make_problem
 from memfit.planning.layout.sharing import Block, make_blocks, positions_of, shared_load
 from memfit.planning.layout.solve import Solution, solve
 
@@ -68,7 +68,9 @@ def check_buffers(buffers: Sequence[Buffer], capacity: int | None, time_limit_s:
         if max(abs(b.start), abs(b.stop)) > 2**61:
             raise BadInput(f"buffer {b.id!r} lives over [{b.start}, {b.stop}), beyond the times memfit can count (2**61).")
         if b.size < 0 or b.alignment < 1 or (b.offset is not None and b.offset < 0):
-            raise BadInput(f"buffer {b.id!r} has size {b.size}, alignment {b.alignment}, offset {b.offset}: sizes and offsets start at 0, alignments at 1.")
+            raise BadInput(
+                f"buffer {b.id!r} has size {b.size}, alignment {b.alignment}, offset {b.offset}: sizes and offsets start at 0, alignments at 1."
+            )
         total += b.size + b.alignment + (b.offset or 0)
     if total > _MAX_TOTAL_BYTES:
         raise BadInput(f"the buffers add up to {format_bytes(total)}, more than the {format_bytes(_MAX_TOTAL_BYTES)} memfit can address.")
@@ -116,7 +118,7 @@ def _solve_arenas(
 
 
 def _as_problem(blocks: Sequence[Block]) -> Problem:
-    def column(values: list[int]) -> np.ndarray:  # type: ignore[type-arg]
+    def column(values: list[int]) -> Ints:
         return np.array(values, np.int64)
 
     return make_problem(

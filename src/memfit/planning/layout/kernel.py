@@ -1,3 +1,4 @@
+# mypy: disable-error-code="untyped-decorator, no-any-return"
 """The compiled inside of the exact search: one loop over an explicit stack, everything in a few integer tables.
 
 A *frame* is a component (a range of sections with its unplaced buffers) and the child it is trying. Placing a buffer raises
@@ -411,4 +412,4 @@ def _failed_before(table: Any, frames: Any, members: Any, memo: Any, frame: int)
         hash_b += _mix(word)
     frames[frame, HASH_A], frames[frame, HASH_B] = np.int64(hash_a), np.int64(hash_b)
     slot = frames[frame, HASH_A] & (len(memo) - 1)
-    return memo[slot, 0] == frames[frame, HASH_A] and memo[slot, 1] == frames[frame, HASH_B]  # type: ignore[no-any-return]
+    return memo[slot, 0] == frames[frame, HASH_A] and memo[slot, 1] == frames[frame, HASH_B]

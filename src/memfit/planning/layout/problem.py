@@ -46,9 +46,7 @@ def make_problem(start: Ints, stop: Ints, size: Ints, alignment: Ints | None = N
 
 def select(problem: Problem, chosen: Ints) -> Problem:
     """The sub-problem of some buffers, in that order, with its own time ranks."""
-    part = make_problem(
-        problem.start[chosen], problem.stop[chosen], problem.size[chosen], problem.alignment[chosen], problem.fixed[chosen]
-    )
+    part = make_problem(problem.start[chosen], problem.stop[chosen], problem.size[chosen], problem.alignment[chosen], problem.fixed[chosen])
     return replace(part, life=problem.life[chosen])
 
 
@@ -65,9 +63,17 @@ def load_at(problem: Problem) -> Ints:
 
 
 def lower_bound(problem: Problem) -> int:
-    """No packing is lower: the maximum load, and the top of every buffer that must lie where it lies."""
+    """No packing is lower: the maximum load, also with sizes padded, and the top of every buffer that must lie where it lies."""
     tops = np.where(problem.fixed >= 0, problem.fixed + problem.size, 0)
-    return max(int(load_at(problem).max(initial=0)), int(tops.max(initial=0)))
+    return max(int(load_at(problem).max(initial=0)), int(tops.max(initial=0)), _padded_load(problem))
+
+
+def _padded_load(problem: Problem) -> int:
+    """With one alignment for all, every buffer but the topmost takes up its padding too."""
+    if problem.num_buffers == 0 or (step := int(problem.alignment[0])) == 1 or (problem.alignment != step).any():
+        return 0
+    padded = -(-problem.size // step) * step
+    return int(load_at(replace(problem, size=padded)).max()) - int((padded - problem.size).max())
 
 
 def time_partitions(problem: Problem) -> list[Ints]:

@@ -46,9 +46,7 @@ def positions_of(pairs: Iterable[Pair], buffers: Sequence[Buffer]) -> list[tuple
     return result
 
 
-def make_blocks(
-    buffers: Sequence[Buffer], must: Sequence[tuple[int, int]], may: Sequence[tuple[int, int]] = ()
-) -> tuple[Block, ...]:
+def make_blocks(buffers: Sequence[Buffer], must: Sequence[tuple[int, int]], may: Sequence[tuple[int, int]] = ()) -> tuple[Block, ...]:
     """Blocks of the must-share sets, with the may-share pairs of `may` merged as far as every meeting inside is allowed."""
     sets = [[k] for k in range(len(buffers))]
     home = list(range(len(buffers)))

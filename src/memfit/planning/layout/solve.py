@@ -24,8 +24,8 @@ MAX_EXACT_BUFFERS = 3_000
 MAX_EXACT_MEETINGS = 3_000_000
 _LARGE_GAP_FRACTION = 0.005  # a large problem this close to its bound is left alone: one more try costs seconds
 _LARGE_SECONDS = 5.0
-_FIRST_SHARE = 0.5  # of the time that is left, for asking whether the bound itself can be reached
-_LOCAL_SHARE = 0.1
+_ASK_SHARE = 0.5  # of the time that is left, for each exact question
+_LOCAL_SHARE = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,18 +137,17 @@ def _unit(part: Problem) -> int:
     return int(np.gcd.reduce(np.concatenate([part.size, part.alignment[part.alignment > 1]])))
 
 
-def _minimise(
-    part: Problem, order: Ints, best: Solution, target: int, deadline: float, num_threads: int | None, seed: int
-) -> Solution:
-    """Ask at the target first, half of the time; then between what is proven and what is found, nearer to what is found."""
-    unit, floor = _unit(part), target
-    best = _local(part, order, best, target, time.monotonic() + _LOCAL_SHARE * (deadline - time.monotonic()), seed)
-    asked = target
-    while best.height > max(best.bound, floor) and asked < best.height and time.monotonic() < deadline:
-        until = time.monotonic() + _FIRST_SHARE * (deadline - time.monotonic())
+def _minimise(part: Problem, order: Ints, best: Solution, target: int, deadline: float, num_threads: int | None, seed: int) -> Solution:
+    """Ask at the target first; then between what is proven and what is found, nearer to what is found each time it stays open."""
+    unit, asked, has_polished = _unit(part), target, False
+    while best.height > max(best.bound, target) and asked < best.height and time.monotonic() < deadline:
+        until = time.monotonic() + _ASK_SHARE * (deadline - time.monotonic())
         before = best
         best = _ask(part, best, asked, until, num_threads, seed)
         is_open = best.height == before.height and best.bound == before.bound
-        low = asked if is_open else max(best.bound, floor)
+        if is_open and not has_polished:
+            best = _local(part, order, best, target, time.monotonic() + _LOCAL_SHARE * (deadline - time.monotonic()), seed)
+            has_polished = True
+        low = asked if is_open else max(best.bound, target)
         asked = low if best.bound > before.bound else low + max(unit, (best.height - low) // 2 // unit * unit)
     return best

@@ -1,0 +1,90 @@
+"""Packing problems whose optimum is known, cut from a full rectangle; and how to write one to a CSV file.
+
+┌────┬──────┐     cut a rectangle of time x address into pieces, forget the addresses: the pieces fit back into
+│    ├───┬──┤     the rectangle, so its height is feasible, and where no piece was dropped it is the maximum load
+├────┴───┼──┤     and so optimal
+└────────┴──┘
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+from memfit.core.packing import Buffer
+
+
+class Instance(NamedTuple):
+    """`capacity` is known to be feasible."""
+
+    buffers: tuple[Buffer, ...]
+    capacity: int
+
+
+def cut_anywhere(num_pieces: int, seed: int, *, length: int = 1024, height: int = 1024, unit: int = 1024, drop: float = 0.0) -> Instance:
+    """Cuts at random places in random directions, larger pieces sooner: sizes and lives from 1 unit to the whole."""
+    random = Random(seed)
+    pieces = [(0, length, 0, height)]
+    while len(pieces) < num_pieces:
+        areas = [(b - a) * (d - c) for a, b, c, d in pieces]
+        k = random.choices(range(len(pieces)), areas)[0]
+        a, b, c, d = pieces[k]
+        if random.random() < 0.5 and b - a > 1:
+            cut = random.randrange(a + 1, b)
+            pieces[k : k + 1] = [(a, cut, c, d), (cut, b, c, d)]
+        elif d - c > 1:
+            cut = random.randrange(c + 1, d)
+            pieces[k : k + 1] = [(a, b, c, cut), (a, b, cut, d)]
+    return _instance(pieces, random, height, unit, drop)
+
+
+def cut_evenly(seed: int, *, levels: int = 9, drop: float = 0.42, unit: int = 1024, keep_one_column: bool = True) -> Instance:
+    """Every piece cut near its middle, most often across its longer side, then many dropped: many buffers of similar size.
+
+    With `keep_one_column` nothing alive at one moment is dropped, so that the capacity is the maximum load.
+    """
+    random = Random(seed)
+    pieces = [(0, 1024, 0, 1024)]
+    for _ in range(levels):
+        halves = []
+        for a, b, c, d in pieces:
+            share = random.uniform(0.35, 0.65)
+            if (b - a) / 30 > (d - c) / 66:
+                cut = a + round((b - a) * share)
+                halves += [(a, cut, c, d), (cut, b, c, d)]
+            else:
+                cut = c + round((d - c) * share)
+                halves += [(a, b, c, cut), (a, b, cut, d)]
+        pieces = halves
+    moment = random.randrange(1024) if keep_one_column else -1
+    return _instance(pieces, random, 1024, unit, drop, moment)
+
+
+def _instance(pieces: list[tuple[int, int, int, int]], random: Random, height: int, unit: int, drop: float, keep: int = -1) -> Instance:
+    kept = [p for p in pieces if p[0] <= keep < p[1] or random.random() >= drop]
+    random.shuffle(kept)
+    buffers = tuple(Buffer(id=str(k), start=a * unit, stop=b * unit, size=(d - c) * unit) for k, (a, b, c, d) in enumerate(kept))
+    return Instance(buffers, height * unit)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", choices=["anywhere", "evenly"])
+    parser.add_argument("seed", type=int)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--pieces", type=int, default=200)
+    parser.add_argument("--drop", type=float, default=0.03)
+    options = parser.parse_args()
+    if options.kind == "anywhere":
+        buffers, capacity = cut_anywhere(options.pieces, options.seed, drop=options.drop)
+    else:
+        buffers, capacity = cut_evenly(options.seed)
+    lines = ["id,lower,upper,size", *(f"{b.id},{b.start},{b.stop},{b.size}" for b in buffers)]
+    options.output.write_text("\n".join(lines) + "\n")
+    print(f"{len(buffers)} buffers, feasible at capacity {capacity}")
+
+
+if __name__ == "__main__":
+    main()

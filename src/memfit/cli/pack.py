@@ -1,0 +1,101 @@
+"""`memfit pack FILE.csv --capacity N`: the packer on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from memfit.cli.console import FORCE_OPTION, JSON_OPTION, OUTPUT_OPTION, print_json, print_table, wrote
+from memfit.core.errors import BadInput, InfeasibleBudget, NoPlanFound
+from memfit.core.io import write_text
+from memfit.core.outcome import Status
+from memfit.core.units import format_bytes, format_percent, parse_bytes
+
+if TYPE_CHECKING:
+    from memfit.core.packing import Packing
+
+
+def command(
+    file: Path = typer.Argument(..., help="A CSV file of buffers: id,lower,upper,size and perhaps alignment, offset, arena."),
+    capacity: str | None = typer.Option(
+        None, "--capacity", help='Bytes of the arena, e.g. 1048576 or "1MiB"; without it as low as can be.'
+    ),
+    time_limit: float = typer.Option(30.0, "--time-limit", help="Seconds to search; 0 takes the best greedy packing."),
+    seed: int = typer.Option(0, "--seed", help="Of the random restarts.", min=0),
+    png: Path | None = typer.Option(None, "--png", help="Draw the packing into this PNG file."),
+    as_json: bool = JSON_OPTION,
+    output: Path | None = OUTPUT_OPTION,
+    force: bool = FORCE_OPTION,
+) -> None:
+    """Give every buffer of FILE an offset so that none alive together overlap. Exits 3 if proven impossible, 4 if time ran out."""
+    from rich.console import Console
+
+    from memfit.planning.layout import pack, read_buffers
+
+    limit = None if capacity is None else parse_bytes(capacity, what="capacity")
+    for path in (output, png):
+        if path is not None and path.exists() and not force:
+            raise BadInput(f"{path} exists: choose another name, or pass --force to overwrite it.")
+    buffers = read_buffers(file)
+    with Console(stderr=True).status(f"packing {len(buffers)} buffers, at most {time_limit:g} s"):
+        packing = pack(buffers, limit, time_limit, seed=seed)
+    if as_json:
+        print_json(_as_data(packing))
+    else:
+        print_table(_as_rows(packing))
+    _require(packing)
+    _write(packing, file, output, png, force=force)
+
+
+def _write(packing: Packing, file: Path, output: Path | None, png: Path | None, *, force: bool) -> None:
+    from memfit.planning.layout.csv_file import write_offsets
+
+    if output is not None:
+        write_text(write_offsets(packing), output, force=force)
+        wrote(output, "" if png else f"memfit pack {file} --png packing.png")
+    if png is not None:
+        from memfit.report.packing import packing_png
+
+        write_text(packing_png(packing, title=f"{file.name}: {packing.reason}"), png, force=force)
+        wrote(png)
+
+
+def _require(packing: Packing) -> None:
+    """The exit code for a packing that does not fit, after its data has been printed."""
+    if packing.status is Status.INFEASIBLE:
+        raise InfeasibleBudget(packing.reason, minimum_bytes=packing.lower_bound)
+    if packing.status is Status.UNKNOWN:
+        raise NoPlanFound(packing.reason)
+
+
+def _as_rows(packing: Packing) -> list[tuple[str, str]]:
+    rows = [
+        ("status", f"{packing.status}: {packing.reason}"),
+        ("buffers", str(len(packing.buffers))),
+        ("height", f"{format_bytes(packing.height)} ({packing.height} bytes)"),
+        ("lower bound", f"{format_bytes(packing.lower_bound)} ({packing.lower_bound} bytes), gap {format_percent(packing.gap_fraction)}"),
+        ("found by", f"{packing.method} in {packing.seconds:.2f} s, {packing.nodes} nodes"),
+    ]
+    if packing.capacity is not None:
+        rows.insert(2, ("capacity", f"{format_bytes(packing.capacity)} ({packing.capacity} bytes)"))
+    if len(packing.arena_heights) > 1:
+        rows += [(f"arena {arena}", f"{height} bytes") for arena, height in sorted(packing.arena_heights.items())]
+    return rows
+
+
+def _as_data(packing: Packing) -> dict[str, Any]:
+    return {
+        "status": packing.status.value,
+        "height": packing.height,
+        "lower_bound": packing.lower_bound,
+        "capacity": packing.capacity,
+        "gap_fraction": packing.gap_fraction,
+        "offsets": packing.offset_of,
+        "arena_heights": {str(arena): height for arena, height in packing.arena_heights.items()},
+        "method": packing.method,
+        "nodes": packing.nodes,
+        "seconds": packing.seconds,
+        "reason": packing.reason,
+    }

@@ -1,0 +1,90 @@
+"""From a schedule to addresses: the layout that goes with a plan, and the list an engine allocates from.
+
+    graph + schedule ──lifetimes──> allocations ──solve──> Layout ──judge──> plan.layout ──addresses──> engine
+
+Where in the flow: after planning, before execution. `lifetimes` (core) decides what is allocated and when; in-place ops have
+already taken over their input's allocation there, so nothing needs to share here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from memfit.core.costs import Costs
+from memfit.core.errors import BadInput
+from memfit.core.graph import Graph
+from memfit.core.lifetimes import Lifetime, check_layout, lifetimes
+from memfit.core.packing import Buffer
+from memfit.core.plan import Layout, Plan
+from memfit.core.schedule import Schedule
+from memfit.planning.layout.problem import make_problem
+from memfit.planning.layout.solve import solve
+
+QUICK_S = 0.0
+"""Time limit for greedy orders only: what `memfit.plan` attaches to every plan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """The index-th allocation a schedule makes: at step `start` it needs `size_bytes` at `offset`, until step `stop`."""
+
+    index: int
+    storage: int
+    start: int
+    stop: int
+    offset: int
+    size_bytes: int
+
+
+def layout_plan(
+    graph: Graph, schedule: Schedule, costs: Costs | None = None, *, time_limit_s: float = 10.0, alignment_bytes: int = 1
+) -> Layout:
+    """Addresses for every allocation of a legal schedule, as low as the time allows, judged.
+
+    With `alignment_bytes` every address and the height are multiples of it (an engine's kernels may ask for 16 or 512).
+    """
+    return layout_of(lifetimes(graph, schedule, costs), time_limit_s=time_limit_s, alignment_bytes=alignment_bytes)
+
+
+def layout_of(items: Sequence[Lifetime], *, time_limit_s: float = 10.0, alignment_bytes: int = 1) -> Layout:
+    """The layout of a list of lifetimes; `layout_plan` without the graph."""
+    if alignment_bytes < 1:
+        raise BadInput(f"alignment {alignment_bytes} is not a number of bytes: give 1 or more.")
+    deadline = time.monotonic() + time_limit_s
+    start, stop, size = np.array([(x.start, x.stop, x.size_bytes) for x in items], np.int64).reshape(-1, 3).T
+    solid = np.nonzero((size > 0) & (stop > start))[0]
+    padded = -(-size[solid] // alignment_bytes) * alignment_bytes  # then every end is aligned too, and addresses stay so
+    problem = make_problem(start[solid], stop[solid], padded)
+    solution = solve(problem, deadline=deadline, search=time_limit_s > 0)
+    offsets = np.zeros(len(items), np.int64)
+    offsets[solid] = solution.offsets
+    reach = (offsets + size).max(initial=0)
+    layout = Layout(offsets=tuple(offsets.tolist()), height_bytes=max(solution.height, -(-int(reach) // alignment_bytes) * alignment_bytes))
+    check_layout(items, layout)
+    return layout
+
+
+def with_layout(graph: Graph, plan: Plan, costs: Costs | None = None, *, time_limit_s: float = QUICK_S, alignment_bytes: int = 1) -> Plan:
+    """The plan with a layout, new or better than the one it had."""
+    return replace(plan, layout=layout_plan(graph, plan.schedule, costs, time_limit_s=time_limit_s, alignment_bytes=alignment_bytes))
+
+
+def allocations(graph: Graph, plan: Plan, costs: Costs | None = None) -> tuple[Allocation, ...]:
+    """What an engine allocates while it obeys the plan, in order, each with its address. The layout is judged once more."""
+    if plan.layout is None:
+        raise BadInput("the plan has no layout: make one with memfit.planning.layout.with_layout(graph, plan).")
+    items = lifetimes(graph, plan.schedule, costs)
+    check_layout(items, plan.layout)
+    return tuple(
+        Allocation(index=k, storage=x.storage, start=x.start, stop=x.stop, offset=at, size_bytes=x.size_bytes)
+        for k, (x, at) in enumerate(zip(items, plan.layout.offsets, strict=True))
+    )
+
+
+def buffers_of(items: Sequence[Lifetime], *, alignment_bytes: int = 1) -> tuple[Buffer, ...]:
+    """Lifetimes as buffers for `pack`, e.g. to write a schedule's allocations to a file; ids are positions."""
+    return tuple(Buffer(id=str(k), start=x.start, stop=x.stop, size=x.size_bytes, alignment=alignment_bytes) for k, x in enumerate(items))
