@@ -10,7 +10,9 @@ of a sum reads nothing). Keeping what is rebuilt until its last reader, 30 + 5 +
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -109,3 +111,59 @@ def as_in_the_slides(*, size: int = 4, batch: int = 3, seed: int = 0, bind_late:
             right &= bool(np.allclose(value, values[i]))
         counted += 2  # the layer's own two gradient products
     return counted, right
+
+
+def least_matmuls(case: TenLayers, budget_bytes: int) -> int | None:
+    """The optimum in a budget, over every way to keep, drop and rebuild z0 ... z9 while ops first run in recorded order.
+
+    Shortest path over (ops run, which z are held): 34 · 2¹⁰ states. None if nothing fits.
+    """
+    graph = case.program.graph
+    bit = {storage: 1 << k for k, storage in enumerate(case.values)}
+    maker = {graph.storage_of(op.outputs[0]): op.id for op in reversed(graph.ops)}
+    between, during = _other_bytes(graph, set(bit))
+    unit = graph.storages[case.values[0]].size_bytes
+
+    def needs(op: int) -> int:
+        return sum(bit[s] for s in {graph.storage_of(t) for t in graph.ops[op].inputs} if s in bit)
+
+    def moves(position: int, mask: int) -> Iterator[tuple[int, int, int]]:
+        for storage, flag in bit.items():
+            op = maker[storage]
+            if mask & flag:
+                yield 0, position, mask & ~flag
+            elif op < position and needs(op) & ~mask == 0 and between[position] + unit * (mask | flag).bit_count() <= budget_bytes:
+                yield 1, position, mask | flag
+        made = mask | bit.get(graph.storage_of(graph.ops[position].outputs[0]), 0)
+        if needs(position) & ~mask == 0 and during[position] + unit * made.bit_count() <= budget_bytes:
+            yield case.matmul_costs.op_time_ns[position], position + 1, made
+
+    least, heap = {(0, 0): 0}, [(0, 0, 0)]
+    while heap:
+        cost, position, mask = heappop(heap)
+        if position == len(graph.ops):
+            return cost
+        if cost > least[position, mask]:
+            continue
+        for more, *state in moves(position, mask):
+            key = (state[0], state[1])
+            if cost + more < least.get(key, 1 << 30):
+                least[key] = cost + more
+                heappush(heap, (cost + more, *key))
+    return None
+
+
+def _other_bytes(graph: Graph, values: set[int]) -> tuple[list[int], list[int]]:
+    """Bytes of everything but the z, before and during each op of the recorded order."""
+    held = {graph.storage_of(t) for t in graph.results} - values
+    born = {graph.storage_of(t): -1 for t in graph.sources}
+    last = dict.fromkeys(held, len(graph.ops))
+    for op in graph.ops:
+        for t in op.outputs:
+            born.setdefault(graph.storage_of(t), op.id)
+        for t in op.inputs:
+            last[graph.storage_of(t)] = max(last.get(graph.storage_of(t), -1), op.id)
+    others = [(graph.storages[s].size_bytes, born[s], last.get(s, born[s])) for s in born if s not in values]
+    between = [sum(size for size, start, stop in others if start < p <= stop) for p in range(len(graph.ops))]
+    during = [sum(size for size, start, stop in others if start <= p <= stop) for p in range(len(graph.ops))]
+    return between, during
