@@ -24,7 +24,7 @@ ROOMS = {
     "shard": {"core", "capture", "execute"},
     "report": {"core"},
 }
-EXTRA = {"execute/chain.py": {"chain"}, "execute/dask.py": {"tasks"}}
+EXTRA = {"execute/chain.py": {"chain"}, "execute/dask.py": {"tasks"}, "execute/booked.py": {"tasks"}}
 
 # room -> libraries beyond the standard one
 LIBRARIES = {
