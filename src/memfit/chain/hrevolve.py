@@ -30,7 +30,7 @@ from memfit.chain.moves import Advance, Back, Drop, Move, Read, Write
 from memfit.chain.plan import ChainPlan, no_slots
 from memfit.chain.problem import Chain, exact_scale, scaled
 from memfit.chain.revolve import forwards_row, revolve_moves
-from memfit.chain.rows import Row, best_split, convolve_row, split_of_known
+from memfit.chain.rows import Row, best_split, convolve_row, level_rows, split_of_known
 from memfit.chain.spread import plan_spread
 from memfit.core.errors import NoPlanFound
 from memfit.core.outcome import Status
@@ -173,17 +173,8 @@ def _level_table(chain: Chain, k: int, below: Row, max_additions: float, *, firs
         if chain.is_unbounded(k) or _num_swept(table, left, chain.num_steps) <= slots:
             return table  # without a limit it would use no more slots than there are: the limit does not matter
     _check_size(slots, chain.num_steps, max_additions)
-    rows: list[Row] = [below]
-    inner = below
-    for _ in range(slots):
-        row = convolve_row(inner, below, slope=uf, constant=read, first=ub)
-        rows.append(row)
-        new = np.minimum(below, write + row)
-        if np.array_equal(new, inner):
-            slots = len(rows) - 1  # further slots change nothing: the rows from here on are all alike
-            break
-        inner = new
-    return LevelTable(level=k, slots=slots, write_cost=write, read_cost=read, below=below, stored=tuple(rows))
+    rows = level_rows(below, slots, slope=uf, read=read, write=write, first=ub)
+    return LevelTable(level=k, slots=len(rows), write_cost=write, read_cost=read, below=below, stored=(below, *rows))
 
 
 def sorted_levels(chain: Chain) -> tuple[int, ...] | None:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 Row = npt.NDArray[np.float64]
 COMPILE_FROM = 4_000  # steps; below, importing and compiling takes longer than NumPy does
 _BLOCK, _TILE = 64, 2_048
+_STACK = 32  # rows at a time
 
 
 def convolve_row(known: Row, fallback: Row, *, slope: float, constant: float, first: float) -> Row:
@@ -28,6 +29,28 @@ def convolve_row(known: Row, fallback: Row, *, slope: float, constant: float, fi
         return _numpy_row(known, fallback, slope, constant, first)
     compiled: Row = _compiled()(known, fallback, slope, constant, first)
     return compiled
+
+
+def level_rows(below: Row, slots: int, *, slope: float, read: float, write: float, first: float) -> list[Row]:
+    """Opt'(., m) for m = 1, 2, ... up to `slots`, or up to the first one that further slots do not change.
+
+    Row m is made from min(below, write + row m - 1); short rows are made many at a time, because length l of every row needs
+    only shorter lengths of the row before.
+    """
+    rows: list[Row] = []
+    inner = below
+    while len(rows) < slots:
+        if len(below) <= COMPILE_FROM:
+            made = list(_stacked_rows(inner, below, min(_STACK, slots - len(rows)), slope, read, write, first))
+        else:
+            made = [convolve_row(inner, below, slope=slope, constant=read, first=first)]
+        for row in made:
+            rows.append(row)
+            new = np.minimum(below, write + row)
+            if np.array_equal(new, inner):
+                return rows
+            inner = new
+    return rows
 
 
 def best_split(known: Row, made: Row, length: int, *, slope: float) -> int:
@@ -52,6 +75,23 @@ def _numpy_row(known: Row, fallback: Row, slope: float, constant: float, first: 
         value = min(scratch[:length].min(), fallback[length])
         made[length] = value
         shifted[length] = value + (length + 1) * slope + constant
+    return made
+
+
+def _stacked_rows(inner: Row, below: Row, num_rows: int, slope: float, read: float, write: float, first: float) -> Row:
+    last = len(below) - 1
+    made, shifted, backwards = np.empty((num_rows, last + 1)), np.empty((num_rows, last + 1)), np.empty((num_rows, last + 1))
+    backwards[0], backwards[1:, last] = inner[::-1], first
+    made[:, 0], shifted[:, 0] = first, first + slope + read
+    scratch = np.empty((num_rows, last + 1))
+    for length in range(1, last + 1):
+        sums = scratch[:, :length]
+        np.add(shifted[:, :length], backwards[:, last - length + 1 :], out=sums)
+        values = np.minimum(sums.min(axis=1), below[length])
+        made[:, length] = values
+        shifted[:, length] = values + ((length + 1) * slope + read)
+        if length < last:
+            backwards[1:, last - length] = np.minimum(below[length], write + values[:-1])
     return made
 
 

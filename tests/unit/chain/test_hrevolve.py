@@ -8,7 +8,7 @@ from memfit.chain import hrevolve as module
 from memfit.chain.crossed import relaxed
 from memfit.chain.hrevolve import make_tables, sorted_levels
 from memfit.chain.hrevolve import plan_hrevolve as plan
-from memfit.chain.rows import _compiled, _numpy_row
+from memfit.chain.rows import _compiled, _numpy_row, level_rows
 from memfit.core import BadInput, NoPlanFound, Status
 
 
@@ -23,6 +23,19 @@ def test_compiled_rows_equal_numpy_rows() -> None:
         fallback[rng.integers(0, size)] = np.inf
         expected = _numpy_row(known, fallback, 1.5, 2.0, 3.0)
         np.testing.assert_array_equal(_compiled()(known, fallback, 1.5, 2.0, 3.0), expected)
+
+
+def test_stacked_rows_equal_single_rows() -> None:
+    rng = np.random.default_rng(1)
+    for size, slots in ((1, 3), (2, 1), (40, 5), (150, 40)):
+        below = np.cumsum(rng.integers(1, 9, size)).astype(float) ** 1.5
+        rows = level_rows(below, slots, slope=1.0, read=2.0, write=3.0, first=below[0])
+        inner = below
+        for row in rows:
+            np.testing.assert_array_equal(row, _numpy_row(inner, below, 1.0, 2.0, below[0]))
+            inner = np.minimum(below, 3.0 + row)
+        if len(rows) < slots:
+            np.testing.assert_array_equal(np.minimum(below, 3.0 + rows[-1]), np.minimum(below, 3.0 + rows[-2]) if len(rows) > 1 else below)
 
 
 def test_long_chain_through_the_compiled_rows() -> None:
