@@ -137,7 +137,12 @@ def planned(
             continue
         timeline = outcome.plan.timeline
         ready = Ready(
-            captured=captured, plan=outcome.plan, program=generate(captured, outcome.plan.schedule), keep_all_peak_bytes=0, base_time_ns=0
+            captured=captured,
+            costs=costs,
+            plan=outcome.plan,
+            program=generate(captured, outcome.plan.schedule),
+            keep_all_peak_bytes=0,
+            base_time_ns=0,
         )
         sources = (*model.parameters(), *model.buffers(), *call.tensors)
 

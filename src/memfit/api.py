@@ -166,6 +166,7 @@ def make_ready(
         free = find_plan(captured.graph, costs, None, planner="keep_all").require_plan()
         return Ready(
             captured=captured,
+            costs=costs,
             plan=chosen,
             program=generate(captured, chosen.schedule),
             keep_all_peak_bytes=free.timeline.peak_bytes,

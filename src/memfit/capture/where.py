@@ -66,11 +66,16 @@ class _Recorder(TorchFunctionMode):
 
 
 def _user_line() -> str:
-    """The innermost stack frame outside torch and memfit, as file:line."""
+    """The innermost stack frame of the model's own code, as file:line; empty when only torch's code calls torch."""
     frame = sys._getframe(2)
+    inside = False  # past the modes that sit on top of the call
     while frame is not None:
         filename = frame.f_code.co_filename
-        if not filename.startswith((_TORCH_FOLDER, _OWN_FOLDER, "<")):
+        ours = filename.startswith(_OWN_FOLDER)
+        if ours and inside:
+            return ""  # the caller of the model: nothing further out is the model's
+        inside = inside or not ours
+        if not ours and not filename.startswith((_TORCH_FOLDER, "<")):
             return f"{os.path.basename(filename)}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return ""

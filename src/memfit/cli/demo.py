@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from enum import StrEnum
+from importlib.util import find_spec
 from math import isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import typer
 
 from memfit.cli.console import FORCE_OPTION, JSON_OPTION, print_json, wrote
 from memfit.core.errors import BadInput
+from memfit.core.io import check_target, write_text
 from memfit.core.units import format_bytes, format_ns, format_percent
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ DEFAULT_PICTURE = Path("out/memfit-demo.png")
 class Engine(StrEnum):
     auto = "auto"
     numpy = "numpy"
+    torch = "torch"
 
 
 def command(
@@ -35,7 +38,10 @@ def command(
     as_json: bool = JSON_OPTION,
     force: bool = FORCE_OPTION,
 ) -> None:
-    """Train a small network in every memory mode, and draw memory against depth for each scheme."""
+    """Train small networks inside a budget and show what each scheme holds: with torch a GPT and a ResNet, with NumPy every memory mode."""
+    if engine is Engine.torch or (engine is Engine.auto and find_spec("torch") is not None):
+        _run_torch(output, as_json=as_json, force=force)
+        return
     numbers = _parse_depths(depths)
     if output is not None and output.exists() and not force:
         raise BadInput(f"{output} exists: choose another file or add --force.")
@@ -45,6 +51,35 @@ def command(
     else:
         _print(demo)
     _write_picture(demo, output or DEFAULT_PICTURE)
+
+
+def _run_torch(output: Path | None, *, as_json: bool, force: bool) -> None:
+    from memfit.cli.torch_demo import run_demo
+    from memfit.report.progress import Progress
+    from memfit.report.timeline import timeline_png
+
+    path = output or DEFAULT_PICTURE
+    if output is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    check_target(path, force=force or output is None)
+    with Progress("demo") as progress:
+        rows, panels = run_demo(progress.update)
+    if as_json:
+        print_json({"engine": "torch", "models": [asdict(row) | {"inside": row.inside} for row in rows]})
+    else:
+        table = [["model", "plain PyTorch", "budget", "measured", "predicted", "time", "gradients"]]
+        for row in rows:
+            peaks = (row.plain_peak_bytes, row.budget_bytes, row.fitted_peak_bytes, row.predicted_peak_bytes)
+            ratio = f"{row.fitted_ms:.0f} ms ({row.fitted_ms / row.plain_ms:.2f}x)"
+            table.append([row.name, *map(format_bytes, peaks), ratio, "identical" if row.identical else row.check])
+        _table(table)
+        typer.echo(
+            "\nPeaks cover the whole step: parameters, gradients, AdamW's state and temporaries, activations. Measured by counting every allocation."
+        )
+    write_text(timeline_png(panels), path, force=True)
+    wrote(path, "memfit run FILE.py:FACTORY --budget 6GiB")
+    if not all(row.inside and row.identical for row in rows):
+        raise typer.Exit(1)
 
 
 def _parse_depths(text: str) -> tuple[int, ...]:

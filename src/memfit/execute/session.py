@@ -15,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from memfit.capture.captured import Captured, Ref
+from memfit.core.costs import Costs
 from memfit.core.errors import Unsupported
 from memfit.core.plan import Plan
 from memfit.execute.codegen import Program
@@ -26,6 +27,7 @@ class Ready:
     """A plan made executable, beside the peak and the op time of the step without recomputation."""
 
     captured: Captured
+    costs: Costs
     plan: Plan
     program: Program
     keep_all_peak_bytes: int

@@ -1,0 +1,78 @@
+"""`memfit run FILE:FACTORY --budget 6GiB`: train a few steps inside the budget and say what was measured."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from memfit.cli.console import JSON_OPTION, print_json
+from memfit.cli.training import MODEL_ARGUMENT, OPTIMIZER_OPTION, load_training
+from memfit.core.errors import BadInput
+from memfit.core.units import format_bytes
+
+
+def command(
+    model: str = MODEL_ARGUMENT,
+    budget: str = typer.Option(..., "--budget", help='Device bytes the whole step may hold, e.g. "6GiB".'),
+    steps: int = typer.Option(3, "--steps", min=1, help="Training steps to run."),
+    optimizer: str = OPTIMIZER_OPTION,
+    planner: str = typer.Option("auto", "--planner", help="Which planner; an unknown name lists them."),
+    time_limit: float = typer.Option(30.0, "--time-limit", help="Seconds the planner may take."),
+    plan: Path | None = typer.Option(None, "--plan", help="A plan saved by `memfit plan -o`: run it without a solver."),
+    as_json: bool = JSON_OPTION,
+) -> None:
+    """Fit the model into the budget, train, and report predicted and measured peak, time, and whether gradients equal the plain model's."""
+    import memfit
+
+    training = load_training(model, optimizer)
+    recipe = training.recipe
+    if recipe.loss_fn is None:
+        raise BadInput(
+            f"{model}: to train, the factory must return (model, inputs, loss_fn, targets); memfit estimate works without a loss."
+        )
+    fitted = memfit.fit(
+        recipe.model,
+        recipe.example_inputs,
+        budget=budget,
+        optimizer=training.optimizer,
+        loss_fn=recipe.loss_fn,
+        example_targets=recipe.example_targets,
+        planner=planner,
+        time_limit_s=time_limit,
+        plan=plan,
+        check=True,
+    )
+    seconds, losses = _train(fitted, recipe, training.optimizer, steps)
+    report = fitted.report()
+    if as_json:
+        print_json({**report.as_data(), "losses": losses, "seconds_per_step": statistics.median(seconds)})
+    else:
+        typer.echo(str(report))
+        typer.echo(
+            f"trained    {steps} steps, loss {losses[0]:.6g} -> {losses[-1]:.6g}, {statistics.median(seconds) * 1e3:.1f} ms a step (median)"
+        )
+    if report.budget_bytes is not None and (report.measured_peak_bytes or 0) > report.budget_bytes:
+        typer.echo(f"measured peak {format_bytes(report.measured_peak_bytes or 0)} is above the budget", err=True)
+        raise typer.Exit(1)
+
+
+def _train(fitted: Any, recipe: Any, optimizer: Any, steps: int) -> tuple[list[float], list[float]]:
+    from memfit.capture.inputs import Inputs
+
+    inputs = Inputs.of(recipe.example_inputs)
+    targets = recipe.example_targets if isinstance(recipe.example_targets, (tuple, list)) else (recipe.example_targets,)
+    seconds, losses = [], []
+    for _ in range(steps):
+        begin = time.perf_counter()
+        loss = fitted(*inputs.args, *targets, **inputs.kwargs)
+        loss.backward()
+        if optimizer is not None:
+            optimizer.step()
+        fitted.zero_grad(set_to_none=True)
+        losses.append(loss.item())  # also waits for the device
+        seconds.append(time.perf_counter() - begin)
+    return seconds, losses
