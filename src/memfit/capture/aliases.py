@@ -26,8 +26,9 @@ def viewed_argument(target: Any, output: int) -> int | None:
     if declared.is_write:
         raise Unsupported(f"{schema.name} writes into its input after functionalization: use its out-of-place form in the model.")
     for position, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and set(argument.alias_info.before_set) & set(declared.before_set):
-            return position
+        info = argument.alias_info
+        if info is not None and (set(info.before_set) & set(declared.before_set) or (not declared.before_set and "*" in info.after_set)):
+            return position  # a list of views (split, unbind) names its argument only by the wildcard
     return None
 
 

@@ -1,8 +1,9 @@
 """Branches that look like they depend on data but do not: `if (position_ids.diff() == 1).all()` over an arange.
 
 While a model is traced its tensors have no values. This mode computes alongside, for real, what follows from constants
-alone (arange, ones, full, ... and functions of them, while small), and answers `.item()` and `bool()` from there. Anything
-that depends on an input or a parameter is left alone and refused later, by name.
+alone (arange, ones, full, ... and functions of them, while small), and answers `.item()` and `bool()` from there. It also
+knows that `torch.rand([]) < 0` is false: the layer drop of many transformers, switched off. Anything that depends on an
+input or a parameter is left alone and refused later, by name.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 _MAX_ELEMENTS = 1 << 20
 _MAKERS = {torch.arange, torch.ones, torch.zeros, torch.full, torch.tensor, torch.linspace, torch.eye}
 _ANSWERS = {torch.Tensor.item, torch.Tensor.__bool__, torch.Tensor.__int__, torch.Tensor.__float__, torch.Tensor.tolist}
+_BELOW = {torch.Tensor.lt, torch.Tensor.__lt__, torch.lt}  # type: ignore[attr-defined]
 
 
 class KnownConstants(TorchFunctionMode):
@@ -26,6 +28,7 @@ class KnownConstants(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.known: Any = WeakIdKeyDictionary()  # by identity: == on tensors is an op
+        self.uniform: Any = WeakIdKeyDictionary()  # drawn from [0, 1), not changed since
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -37,6 +40,11 @@ class KnownConstants(TorchFunctionMode):
         if name == "__setitem__" or (name.endswith("_") and not name.startswith("__")) or "out" in kwargs:
             for tensor in tensors:
                 self.known.pop(tensor, None)  # written in place: its value is no longer what we computed
+                self.uniform.pop(tensor, None)
+        elif func is torch.rand:
+            self.uniform[result] = True
+        elif func in _BELOW and args[0] in self.uniform and isinstance(args[1], (int, float)) and args[1] <= 0:
+            self._learn(result, torch.zeros, (tuple(result.shape),), {"dtype": torch.bool})
         elif isinstance(result, torch.Tensor) and result.numel() <= _MAX_ELEMENTS and self._follows(func, tensors):
             self._learn(result, func, args, kwargs)
         return result

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from memfit.capture.attention import GpuAttention
 from memfit.capture.constants import KnownConstants
+from memfit.capture.faithful import decompositions, faithful_recurrence
 from memfit.capture.inputs import Call
 from memfit.capture.where import recording_where
 from memfit.core.errors import Unsupported
@@ -46,14 +47,40 @@ def trace(
     gpu_attention: bool = False,
 ) -> Joint:
     """Trace `model(call)`, or `loss_fn(model(inputs), *targets)` where the last `num_targets` positional arguments are targets."""
+    try:
+        return _trace_separate(model, call, loss_fn, num_targets, training)
+    except _DataDependentError:
+        # Models ask torch.compiler.is_compiling() before they branch on values, and have another way then. Only on demand:
+        # the way without is the one the plain model takes, bit for bit.
+        with _compiling():
+            return _trace_separate(model, call, loss_fn, num_targets, training)
+
+
+def _trace_separate(model: nn.Module, call: Call, loss_fn: Callable[..., Any] | None, num_targets: int, training: bool) -> Joint:
+    """Outputs that share memory with each other or with inputs are given their own, and the step is traced again."""
     cloned: frozenset[int] = frozenset()
     for _ in range(2):
         step = _Step(model, call, loss_fn, num_targets, cloned)
         joint, aliases = _export(model, step, call, training, gpu_attention)
         if not aliases:
             break
-        cloned = aliases  # outputs that share memory with each other or with inputs are given their own, then traced again
+        cloned = aliases
     return joint
+
+
+class _DataDependentError(Unsupported):
+    """The trace met a branch or a shape that depends on tensor values."""
+
+
+@contextlib.contextmanager
+def _compiling() -> Iterator[None]:
+    """What torch.export tells models: that they are being traced."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
 
 
 class _Step(nn.Module):
@@ -96,6 +123,10 @@ def _fake_mode(model: nn.Module, call: Call) -> FakeTensorMode:
     return FakeTensorMode()
 
 
+def _device(step: _Step) -> torch.device:
+    return next((t.device for t in (*step.parameters(), *step.buffers(), *step.tensors)), torch.device("cpu"))
+
+
 def _movable(tensor: torch.Tensor, mode: FakeTensorMode) -> Any:
     """A tensor on the meta device becomes a fake one on the CPU, so that the ops traced are those of a real device."""
     if tensor.device.type != "meta" or isinstance(tensor, FakeTensor):
@@ -116,7 +147,7 @@ def _export(model: nn.Module, step: _Step, call: Call, training: bool, gpu_atten
         if gpu_attention:
             stack.enter_context(GpuAttention())
         try:
-            exported = aot_export_joint_with_descriptors(stack, step, step.tensors, decompositions={})
+            exported = aot_export_joint_with_descriptors(stack, step, step.tensors, decompositions=decompositions(_device(step)))
         except Exception as error:
             raise _refusal(error) from error
     metadata = exported._aot_state.fw_metadata
@@ -143,7 +174,7 @@ def _settings() -> Iterator[None]:
     patches: dict[str, Any] = {}
     if hasattr(functorch_config, "backward_pass_autocast"):
         patches["backward_pass_autocast"] = "off"
-    with functorch_config.patch(patches):
+    with functorch_config.patch(patches), faithful_recurrence():
         yield
 
 
@@ -164,7 +195,7 @@ def _refusal(error: Exception) -> Unsupported:
     """Name the unsupported thing, and the way round it."""
     text, kind = str(error), type(error).__name__
     if "DataDependent" in kind or "data-dependent" in text or "GuardOnDataDependent" in kind or "_local_scalar_dense" in text:
-        return Unsupported(
+        return _DataDependentError(
             f"the model's control flow or shapes depend on tensor values ({_first_line(text)}), so one plan cannot serve every step: "
             "use torch.where or fixed shapes, or fit the part of the model without it."
         )

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from memfit.core.plan import Plan
-
-if TYPE_CHECKING:
-    from memfit.execute.stepper import Report, Stepper
+from memfit.execute.stepper import Report, Stepper  # at run time too: HuggingFace evaluates the annotations of its subclasses
 
 
 class FittedModule(nn.Module):
