@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 from benchmarks.torchvision_ops import declare_missing_ops
 from benchmarks.zoo_networks import (
@@ -49,7 +49,7 @@ def _mask(batch: int = 4, length: int = 48) -> torch.Tensor:
 
 
 def _vision(model: nn.Module, size: int = 64, batch: int = 4) -> Instance:
-    return model.train(), (_images(batch, size),), F.cross_entropy, (_labels(batch),)
+    return model.train(), (_images(batch, size),), functional.cross_entropy, (_labels(batch),)
 
 
 def _torchvision(name: str, size: int = 64, batch: int = 4, **options: Any) -> Instance:
@@ -103,8 +103,8 @@ def googlenet() -> Instance:
         auxiliary.fc1, auxiliary.fc2 = nn.Linear(2048, 64), nn.Linear(64, _CLASSES)
 
     def loss(output: Any, labels: torch.Tensor) -> torch.Tensor:
-        main = F.cross_entropy(output.logits, labels)
-        return main + 0.3 * (F.cross_entropy(output.aux_logits1, labels) + F.cross_entropy(output.aux_logits2, labels))
+        main = functional.cross_entropy(output.logits, labels)
+        return main + 0.3 * (functional.cross_entropy(output.aux_logits1, labels) + functional.cross_entropy(output.aux_logits2, labels))
 
     return model, inputs, loss, targets
 
@@ -164,13 +164,13 @@ def inception() -> Instance:
 
 def unet() -> Instance:
     masks = torch.randint(0, 2, (2, 64, 64))
-    return UNet(channels=3, classes=2, width=8), (_images(2),), F.cross_entropy, (masks,)
+    return UNet(channels=3, classes=2, width=8), (_images(2),), functional.cross_entropy, (masks,)
 
 
 def diffusion_unet() -> Instance:
     """One DDPM step: predict the noise that was added at time t."""
     noise = _images(2, 32)
-    return DiffusionUNet(width=16), {"image": _images(2, 32), "time": torch.randint(0, 1000, (2,))}, F.mse_loss, (noise,)
+    return DiffusionUNet(width=16), {"image": _images(2, 32), "time": torch.randint(0, 1000, (2,))}, functional.mse_loss, (noise,)
 
 
 def vit() -> Instance:
@@ -205,19 +205,8 @@ def mlp_mixer() -> Instance:
 
 
 def gpt2() -> Instance:
-    return _huggingface(
-        "GPT2LMHeadModel",
-        "GPT2Config",
-        _language_inputs(),
-        vocab_size=_WORDS,
-        n_positions=64,
-        n_embd=64,
-        n_layer=4,
-        n_head=4,
-        use_cache=False,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
+    options = {"vocab_size": _WORDS, "n_positions": 64, "n_embd": 64, "n_layer": 4, "n_head": 4, "bos_token_id": 0, "eos_token_id": 1}
+    return _huggingface("GPT2LMHeadModel", "GPT2Config", _language_inputs(), use_cache=False, **options)
 
 
 def bert() -> Instance:
@@ -310,11 +299,11 @@ def whisper() -> Instance:
 
 
 def lstm() -> Instance:
-    return RecurrentClassifier(nn.LSTM, _WORDS, _CLASSES), (_tokens(8, 10),), F.cross_entropy, (_labels(8),)
+    return RecurrentClassifier(nn.LSTM, _WORDS, _CLASSES), (_tokens(8, 10),), functional.cross_entropy, (_labels(8),)
 
 
 def gru() -> Instance:
-    return RecurrentClassifier(nn.GRU, _WORDS, _CLASSES), (_tokens(8, 10),), F.cross_entropy, (_labels(8),)
+    return RecurrentClassifier(nn.GRU, _WORDS, _CLASSES), (_tokens(8, 10),), functional.cross_entropy, (_labels(8),)
 
 
 def tied_language_model() -> Instance:
@@ -322,7 +311,7 @@ def tied_language_model() -> Instance:
 
 
 def _token_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 def two_towers() -> Instance:
@@ -332,7 +321,7 @@ def two_towers() -> Instance:
     def loss(output: dict[str, Any]) -> torch.Tensor:
         logits = output["scale"] * output["image"] @ output["text"].T
         target = torch.arange(logits.shape[0])
-        return (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
+        return (functional.cross_entropy(logits, target) + functional.cross_entropy(logits.T, target)) / 2
 
     return TwoTowers(_WORDS), inputs, loss, ()
 

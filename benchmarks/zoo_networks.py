@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 
 
 def _double(inputs: int, outputs: int) -> nn.Sequential:
@@ -39,7 +39,7 @@ class UNet(nn.Module):
         for block in self.down:
             x = block(x)
             skips.append(x)
-            x = F.max_pool2d(x, 2)
+            x = functional.max_pool2d(x, 2)
         x = self.middle(x)
         for up, merge in zip(self.up, self.merge, strict=True):
             x = merge(torch.cat([skips.pop(), up(x)], dim=1))
@@ -70,7 +70,7 @@ class _Attention(nn.Module):
         flat = x.flatten(2)
         parts = self.qkv(self.norm(flat)).unflatten(1, (3, self.heads, -1)).transpose(-1, -2)
         q, k, v = parts.unbind(1)
-        mixed = F.scaled_dot_product_attention(q, k, v).transpose(-1, -2).flatten(1, 2)
+        mixed = functional.scaled_dot_product_attention(q, k, v).transpose(-1, -2).flatten(1, 2)
         return x + self.out(mixed).unflatten(2, x.shape[2:])
 
 
@@ -106,7 +106,7 @@ class DiffusionUNet(nn.Module):
         first, attention, second = self.middle
         x = second(attention(first(x, moment)), moment)
         for k, block in enumerate(self.up):
-            x = F.interpolate(x, scale_factor=2.0, mode="nearest")
+            x = functional.interpolate(x, scale_factor=2.0, mode="nearest")
             x = block(torch.cat([x, skips.pop()], dim=1), moment)
             x = self.attend(x) if k == 0 else x
         return self.head(x)
@@ -198,8 +198,8 @@ class TwoTowers(nn.Module):
         self.log_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
 
     def forward(self, *, image: torch.Tensor, text: dict[str, torch.Tensor]) -> dict[str, Any]:
-        seen = F.normalize(self.picture(image).mean((2, 3)), dim=-1)
+        seen = functional.normalize(self.picture(image).mean((2, 3)), dim=-1)
         read = self.text(self.embed(text["tokens"]), src_key_padding_mask=~text["mask"])
         weights = text["mask"].float()[:, :, None]
-        pooled = F.normalize((read * weights).sum(1) / weights.sum(1), dim=-1)
+        pooled = functional.normalize((read * weights).sum(1) / weights.sum(1), dim=-1)
         return {"image": seen, "text": pooled, "scale": self.log_scale.exp(), "lengths": text["mask"].sum(1), "name": "two towers"}

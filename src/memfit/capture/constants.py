@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 _MAX_ELEMENTS = 1 << 20
 _MAKERS = {torch.arange, torch.ones, torch.zeros, torch.full, torch.tensor, torch.linspace, torch.eye}
 _ANSWERS = {torch.Tensor.item, torch.Tensor.__bool__, torch.Tensor.__int__, torch.Tensor.__float__, torch.Tensor.tolist}
-_BELOW = {torch.Tensor.lt, torch.Tensor.__lt__, torch.lt}  # type: ignore[attr-defined]
+_BELOW = {torch.Tensor.lt, torch.Tensor.__lt__, torch.lt}
 
 
 class KnownConstants(TorchFunctionMode):

@@ -48,15 +48,17 @@ def trace(
 ) -> Joint:
     """Trace `model(call)`, or `loss_fn(model(inputs), *targets)` where the last `num_targets` positional arguments are targets."""
     try:
-        return _trace_separate(model, call, loss_fn, num_targets, training)
+        return _trace_separate(model, call, loss_fn, num_targets, training, gpu_attention)
     except _DataDependentError:
         # Models ask torch.compiler.is_compiling() before they branch on values, and have another way then. Only on demand:
         # the way without is the one the plain model takes, bit for bit.
         with _compiling():
-            return _trace_separate(model, call, loss_fn, num_targets, training)
+            return _trace_separate(model, call, loss_fn, num_targets, training, gpu_attention)
 
 
-def _trace_separate(model: nn.Module, call: Call, loss_fn: Callable[..., Any] | None, num_targets: int, training: bool) -> Joint:
+def _trace_separate(
+    model: nn.Module, call: Call, loss_fn: Callable[..., Any] | None, num_targets: int, training: bool, gpu_attention: bool
+) -> Joint:
     """Outputs that share memory with each other or with inputs are given their own, and the step is traced again."""
     cloned: frozenset[int] = frozenset()
     for _ in range(2):
