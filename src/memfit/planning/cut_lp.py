@@ -25,14 +25,12 @@ from dataclasses import dataclass
 from math import ceil
 
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import linprog
 from scipy.sparse import csr_matrix
 
 from memfit.planning.floor import required_storages
-from memfit.planning.model import Flags, Ints, Model
+from memfit.planning.model import Flags, Floats, Ints, Model
 
-Floats = npt.NDArray[np.float64]
 _SAFETY = 1e-9
 """Relative rounding that a bound is lowered by before it is turned into a whole number."""
 

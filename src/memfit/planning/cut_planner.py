@@ -19,11 +19,12 @@ from memfit.planning.base import Problem
 from memfit.planning.cut_lp import CutProgram
 from memfit.planning.floor import required_storages
 from memfit.planning.judge import judged
-from memfit.planning.just_in_time import default_makers
+from memfit.planning.just_in_time import default_makers, turning_point
 from memfit.planning.model import Ints, Model
 from memfit.planning.replay import usage_of
 from memfit.planning.search import Search
 from memfit.planning.seeds import seed_from
+from memfit.planning.sqrt_segments import bytes_made, segments_sequence
 
 SHARES = (1.0, 0.97, 0.93, 0.88, 0.8, 0.7, 0.6)
 """Shares of the budget the LP is solved for."""
@@ -66,15 +67,15 @@ def explore_cuts(search: Search, *, max_cuts: int, seconds: float = 1e9) -> None
     agenda = np.array(model.agenda, np.int64)
     makers = default_makers(model)
     search.offer(agenda, "keep all")
-    if search.done:
+    if search.settled:
         return
     for number, cut in enumerate(cuts_near_peak(model, agenda)):
-        if number >= max_cuts or search.done or search.good_enough or (number and search.problem.seconds > stop):
+        if number >= max_cuts or search.settled or search.good_enough or (number and (search.done or search.problem.seconds > stop)):
             break
         program = CutProgram(model, cut)
         for share in SHARES if number == 0 else (1.0, 0.93):
-            if search.done or (number and search.problem.seconds > stop):
-                break
+            if search.settled or ((number or share < 1.0) and (search.done or search.problem.seconds > stop)):
+                break  # the first seed is made whatever the time limit: an answer late is better than none
             solution = program.solve(int(search.problem.limit_bytes * share))
             if solution is None:
                 if share == 1.0:
@@ -88,6 +89,19 @@ def explore_cuts(search: Search, *, max_cuts: int, seconds: float = 1e9) -> None
                 break
         if number == 0 and search.best is None:
             search.mend(agenda, makers, "repair", max_steps=_steps(model))
+
+
+def explore_segments(search: Search) -> None:
+    """Checkpoint segments as seeds: near the floor they are closer to what is needed than one keep set at the peak."""
+    model = search.problem.model
+    usage = usage_of(model.arrays, np.array(model.agenda, np.int64))
+    turn = turning_point(model, usage)
+    weights = bytes_made(model, turn)
+    for num_segments in (6, 10, 16, 24, 32, 48):
+        if search.done or num_segments > turn:
+            break
+        sequence = segments_sequence(model, turn, weights, num_segments)
+        search.mend(sequence, search.makers, f"{num_segments} segments", max_steps=_steps(model))
 
 
 def _steps(model: Model) -> int:

@@ -20,10 +20,20 @@ from memfit.planning.replay import drop_dead
 
 
 @kernel
+def doubled(values: Ints) -> Ints:
+    longer = np.empty(2 * len(values), np.int64)
+    for i in range(len(values)):
+        longer[i] = values[i]
+    return longer
+
+
+@kernel
 def build(a: Arrays, agenda: Ints, turn: int, keep: Flags, maker: Ints) -> Ints:
     """Run `agenda`; after its position `turn` drop every storage not in `keep`; recompute missing inputs by `maker`."""
     num = len(a.size)
-    have = a.source.copy()
+    have = np.zeros(num, np.bool_)
+    for s in range(num):
+        have[s] = a.source[s]
     once = np.zeros(num, np.bool_)
     out = np.empty(64 + 4 * len(agenda), np.int64)
     stack = np.empty(64 + 4 * len(a.time), np.int64)
@@ -41,7 +51,7 @@ def build(a: Arrays, agenda: Ints, turn: int, keep: Flags, maker: Ints) -> Ints:
                     s = a.in_idx[k]
                     if not have[s] and maker[s] >= 0:
                         if top == len(stack):
-                            stack = np.concatenate((stack, np.empty(len(stack), np.int64)))
+                            stack = doubled(stack)
                         stack[top] = maker[s]
                         top += 1
                         missing = True
@@ -49,7 +59,7 @@ def build(a: Arrays, agenda: Ints, turn: int, keep: Flags, maker: Ints) -> Ints:
                 if missing:
                     continue
                 if n == len(out):
-                    out = np.concatenate((out, np.empty(len(out), np.int64)))
+                    out = doubled(out)
                 out[n] = f
                 n += 1
                 ran[f] = True

@@ -25,6 +25,7 @@ from memfit.core.graph import Graph, Op, Variant
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
 
 
 class Arrays(NamedTuple):

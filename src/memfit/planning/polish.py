@@ -14,41 +14,53 @@ from memfit.planning.replay import INVALID, drop_dead, measure
 
 
 @kernel
-def without(seq: Ints, position: int) -> Ints:
-    shorter = np.empty(len(seq) - 1, np.int64)
-    shorter[:position] = seq[:position]
-    shorter[position:] = seq[position + 1 :]
-    return shorter
+def delete(a: Arrays, seq: Ints, limit: int, positions: Ints) -> Ints:
+    """Try to delete each of `positions` in turn; a deletion stays if the sequence still runs inside the limit."""
+    n = len(seq)
+    gone = np.zeros(n, np.bool_)
+    trial = np.empty(n, np.int64)
+    usage = np.empty(n + 1, np.int64)
+    count = n
+    for i in range(len(positions)):
+        gone[positions[i]] = True
+        m = 0
+        for p in range(n):
+            if not gone[p]:
+                trial[m] = seq[p]
+                m += 1
+        peak, _ = measure(a, trial[:m], usage)
+        if peak == INVALID or peak > limit:
+            gone[positions[i]] = False
+        else:
+            count = m
+    kept = np.empty(count, np.int64)
+    m = 0
+    for p in range(n):
+        if not gone[p]:
+            kept[m] = seq[p]
+            m += 1
+    return kept
 
 
-@kernel
-def polish(a: Arrays, seq: Ints, limit: int, max_rounds: int) -> Ints:
-    """Delete what can go. The sequence must fit; it still fits afterwards and takes no longer."""
-    usage = np.empty(len(seq) + 1, np.int64)
+def repeats(a: Arrays, seq: Ints) -> Ints:
+    """Positions that may be superfluous: an op that ran before, or one of several makers of the same storage."""
+    _, first = np.unique(seq, return_index=True)
+    again = np.ones(len(seq), np.bool_)
+    again[first] = False
+    shared = np.diff(a.prod_ptr) > 1
+    if shared.any():
+        per_form = np.array([bool(shared[a.out_idx[a.out_ptr[f] : a.out_ptr[f + 1]]].any()) for f in range(len(a.time))])
+        again |= per_form[seq]
+    return np.flatnonzero(again)
+
+
+def polish(a: Arrays, seq: Ints, limit: int, max_rounds: int = 6) -> Ints:
+    """Delete what can go, dearest first. The sequence must fit; it still fits afterwards and takes no longer."""
     for _ in range(max_rounds):
-        ran = np.zeros(len(a.time), np.bool_)
-        again = np.zeros(len(seq), np.bool_)
-        makers = a.prod_ptr[1:] - a.prod_ptr[:-1]
-        for p in range(len(seq)):
-            f = seq[p]
-            again[p] = ran[f]
-            ran[f] = True
-            for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
-                again[p] |= makers[a.out_idx[k]] > 1
-        positions = np.flatnonzero(again)
-        order = positions[np.argsort(-a.time[seq[positions]])]
-        removed = np.zeros(len(seq), np.bool_)
-        changed = False
-        current = seq
-        for p in order:
-            at = p - np.sum(removed[:p])
-            trial = without(current, at)
-            peak, _ = measure(a, trial, usage)
-            if peak != INVALID and peak <= limit:
-                current = trial
-                removed[p] = True
-                changed = True
-        if not changed:
+        positions = repeats(a, seq)
+        order = positions[np.argsort(-a.time[seq[positions]], kind="stable")]
+        shorter = drop_dead(a, delete(a, seq, limit, order))
+        if len(shorter) == len(seq):
             break
-        seq = drop_dead(a, current)
+        seq = shorter
     return seq

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memfit.core.outcome import Outcome
+from memfit.planning.anytime import improve_until
 from memfit.planning.base import Problem
-from memfit.planning.cut_planner import explore_cuts, outcome_of
+from memfit.planning.cut_planner import explore_cuts, explore_segments, outcome_of
 from memfit.planning.search import Search
 
 
@@ -16,8 +17,15 @@ class Portfolio:
 
     name: str = "auto"
     enough_points: float = 0.3
+    seed: int = 0
 
     def plan(self, problem: Problem) -> Outcome:
         search = Search(problem, enough_points=self.enough_points)
-        explore_cuts(search, max_cuts=12)
+        try:
+            explore_cuts(search, max_cuts=12, seconds=max(2.0, 0.2 * problem.time_limit_s))
+            if not search.done and not search.good_enough:
+                explore_segments(search)
+            improve_until(search, seed=self.seed)
+        except KeyboardInterrupt:
+            problem.tell(search.best_time_ns if search.best is not None else None, search.bound_ns, "stopped: the best plan so far is kept")
         return outcome_of(search, self.name)

@@ -9,13 +9,17 @@ promising insertions are judged exactly; the one that takes most over-budget byt
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from time import perf_counter
+
 import numpy as np
 
 from memfit.planning.kernel import kernel
-from memfit.planning.model import Arrays, Flags, Ints
+from memfit.planning.model import Arrays, Floats, Ints
 from memfit.planning.replay import INVALID, drop_dead, measure
 
 EXTEND_IF_FITS, RECOMPUTE, EXTEND = 0, 1, 2
+_NEVER = 2**62
 
 
 @kernel
@@ -106,35 +110,52 @@ def life_ends(a: Arrays, seq: Ints, u: int, made: Ints, ends: Ints) -> None:
 
 
 @kernel
-def present_at(a: Arrays, usage: Ints, u: int, limit: int, mode: int, made: Ints, ends: Ints, present: Flags) -> None:
-    """Which storages the inserted forms may read before u: alive there, or (by mode) kept alive until there."""
-    for s in range(len(a.size)):
-        present[s] = made[s] >= 0 and ends[s] >= u
-        if present[s] or made[s] < 0 or mode == RECOMPUTE:
-            continue
-        if mode == EXTEND:
-            present[s] = True
-            continue
-        fits = True
-        for p in range(ends[s] + 1, u):
-            if usage[p] + a.size[s] > limit:
-                fits = False
-                break
-        present[s] = fits
+def is_present(a: Arrays, s: int, usage: Ints, u: int, limit: int, mode: int, made: Ints, ends: Ints) -> bool:
+    """Whether forms inserted before u may read storage s: it is alive there, or (by mode) kept alive until there."""
+    if made[s] < 0:
+        return False
+    if ends[s] >= u or mode == EXTEND:
+        return True
+    if mode == RECOMPUTE:
+        return False
+    for p in range(ends[s] + 1, u):  # noqa: SIM110 (compiled)
+        if usage[p] + a.size[s] > limit:
+            return False
+    return True
 
 
 @kernel
-def closure(a: Arrays, storage: int, maker: Ints, present: Flags, out: Ints) -> int:
-    """The forms that make `storage` from what is present, in order; -1 if that is impossible. Marks what they make."""
+def closure(
+    a: Arrays,
+    storage: int,
+    maker: Ints,
+    usage: Ints,
+    u: int,
+    limit: int,
+    mode: int,
+    made: Ints,
+    ends: Ints,
+    known: Ints,
+    stamp: int,
+    out: Ints,
+) -> int:
+    """The forms that make `storage` before position u, in order; -1 if that is impossible.
+
+    `known[s]` is 2 * stamp (absent) or 2 * stamp + 1 (present) once looked up: what is never asked for costs nothing.
+    """
     stack = np.empty(len(a.time) + 2, np.int64)
     stack[0] = maker[storage]
+    known[storage] = 2 * stamp
     top, n = 1, 0
     while top > 0:
         f = stack[top - 1]
         missing = -1
         for k in range(a.in_ptr[f], a.in_ptr[f + 1]):
-            if not present[a.in_idx[k]]:
-                missing = a.in_idx[k]
+            s = a.in_idx[k]
+            if known[s] < 2 * stamp:
+                known[s] = 2 * stamp + is_present(a, s, usage, u, limit, mode, made, ends)
+            if known[s] == 2 * stamp:
+                missing = s
                 break
         if missing >= 0:
             g = maker[missing]
@@ -148,109 +169,132 @@ def closure(a: Arrays, storage: int, maker: Ints, present: Flags, out: Ints) -> 
         out[n] = f
         n += 1
         for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
-            present[a.out_idx[k]] = True
+            known[a.out_idx[k]] = 2 * stamp + 1
         for k in range(a.take_ptr[f], a.take_ptr[f + 1]):
-            present[a.take_old[k]] = False
-            present[a.take_new[k]] = True
+            known[a.take_old[k]] = 2 * stamp
+            known[a.take_new[k]] = 2 * stamp + 1
         top -= 1
     return n
 
 
 @kernel
-def insert(seq: Ints, u: int, extra: Ints, count: int) -> Ints:
-    longer = np.empty(len(seq) + count, np.int64)
-    longer[:u] = seq[:u]
-    longer[u : u + count] = extra[:count]
-    longer[u + count :] = seq[u:]
-    return longer
-
-
-@kernel
-def candidates(
-    a: Arrays, seq: Ints, usage: Ints, q: int, limit: int, maker: Ints, noise: float, rows: Ints, scores: Ints, closures: Ints
+def closures_for(
+    a: Arrays, seq: Ints, usage: Ints, limit: int, maker: Ints, victims: Ints, next_use: Ints, rows: Ints, times: Ints, forms: Ints
 ) -> int:
-    """All (victim, mode) insertions that free position q: rows of (storage, u, mode, closure start, closure length)."""
+    """The insertions that drop each victim until its next use, by each mode: rows of (storage, u, start, length) in `forms`."""
     num = len(a.size)
-    victims, next_use = np.empty(num, np.int64), np.empty(num, np.int64)
-    count = idle_values(a, seq, q, maker, victims, next_use)
     made, ends = np.empty(num, np.int64), np.empty(num, np.int64)
-    present = np.empty(num, np.bool_)
+    known = np.full(num, -1, np.int64)
     buffer = np.empty(4 * len(a.time) + 8, np.int64)
-    order = np.argsort(next_use[:count])
-    at, filled, total = -1, 0, 0
-    for i in order:
+    at, filled, total, stamp = -1, 0, 0, 0
+    for i in range(len(victims)):
         s, u = victims[i], next_use[i]
         if u != at:
             life_ends(a, seq, u, made, ends)
             at = u
-        lengths = (-1, -1)
+        first, second = -1, -1
         for mode in range(3):
-            present_at(a, usage, u, limit, mode, made, ends, present)
-            present[s] = False
-            length = closure(a, s, maker, present, buffer)
-            if length < 0 or length == lengths[0] or length == lengths[1] or total + length > len(closures) or filled == len(rows):
+            stamp += 1
+            length = closure(a, s, maker, usage, u, limit, mode, made, ends, known, stamp, buffer)
+            if length < 0 or length in (first, second) or total + length > len(forms) or filled == len(rows):
                 continue
-            lengths = (lengths[1], length)
-            time = 0
+            first, second = second, length
+            times[filled] = 0
             for k in range(length):
-                closures[total + k] = buffer[k]
-                time += a.time[buffer[k]]
-            rows[filled, 0], rows[filled, 1], rows[filled, 2] = s, u, mode
-            rows[filled, 3], rows[filled, 4] = total, length
-            gain = a.size[s] * np.exp(noise * np.random.standard_normal()) if noise > 0 else float(a.size[s])
-            scores[filled] = gain / (time + 1.0) * (1 << 20)
+                forms[total + k] = buffer[k]
+                times[filled] += a.time[buffer[k]]
+            rows[filled, 0], rows[filled, 1], rows[filled, 2], rows[filled, 3] = s, u, total, length
             filled += 1
             total += length
     return filled
 
 
 @kernel
-def repair(a: Arrays, seq: Ints, limit: int, maker: Ints, top: int, noise: float, max_steps: int) -> Ints:
-    """Insert recomputations until the sequence fits or nothing helps; returns the best sequence reached."""
-    usage = np.empty(8 * len(seq) + 64, np.int64)
-    trial_usage = np.empty(8 * len(seq) + 64, np.int64)
-    rows = np.empty((3 * len(a.size) + 3, 5), np.int64)
-    scores = np.empty(len(rows), np.int64)
-    closures = np.empty(40 * len(seq) + 64, np.int64)
-    peak, time = measure(a, seq, usage)
-    if peak == INVALID:
+def inserted(seq: Ints, u: int, forms: Ints, start: int, count: int) -> Ints:
+    longer = np.empty(len(seq) + count, np.int64)
+    for p in range(u):
+        longer[p] = seq[p]
+    for k in range(count):
+        longer[u + k] = forms[start + k]
+    for p in range(u, len(seq)):
+        longer[p + count] = seq[p]
+    return longer
+
+
+@kernel
+def judge_insertions(a: Arrays, seq: Ints, limit: int, rows: Ints, order: Ints, forms: Ints, over: Ints, time: Ints) -> None:
+    """For each insertion in `order` what is over the limit afterwards, and the time; impossible ones are infinitely over."""
+    usage = np.empty(len(seq) + 4 * len(a.time) + 8, np.int64)
+    for i in range(len(order)):
+        row = order[i]
+        trial = drop_dead(a, inserted(seq, rows[row, 1], forms, rows[row, 2], rows[row, 3]))
+        peak, time[i] = measure(a, trial, usage)
+        over[i] = _NEVER if peak == INVALID else excess(usage, len(trial), limit)
+
+
+@dataclass(slots=True)
+class Repairer:
+    """`top` insertions are judged exactly, of `wide` idle values looked at; `noise` makes a search out of a greedy rule."""
+
+    arrays: Arrays
+    limit: int
+    maker: Ints
+    top: int = 24
+    wide: int = 96
+    noise: float = 0.0
+    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    def run(self, seq: Ints, max_steps: int, deadline_s: float = float("inf")) -> Ints:
+        """Insert recomputations until the sequence fits, nothing helps, or time is up; returns the best sequence reached."""
+        a = self.arrays
+        for _ in range(max_steps):
+            usage = np.empty(len(seq), np.int64)
+            peak, time = measure(a, seq, usage)
+            over = int(np.maximum(usage - self.limit, 0).sum()) if len(seq) else 0
+            if peak == INVALID or over == 0 or perf_counter() > deadline_s:
+                break
+            better = self._step(seq, usage, over, time)
+            if better is None:
+                break
+            seq = better
         return seq
-    over = excess(usage, len(seq), limit)
-    for _ in range(max_steps):
-        if over == 0:
-            break
-        best, best_score, best_over, best_time = seq, -1.0, over, time
-        blocked = np.zeros(len(seq), np.bool_)
-        for _attempt in range(6):
-            q = -1
-            for p in range(len(seq)):
-                if usage[p] > limit and not blocked[p] and (q < 0 or usage[p] > usage[q]):
-                    q = p
-            if q < 0:
-                break
-            filled = candidates(a, seq, usage, q, limit, maker, noise, rows, scores, closures)
-            ranked = np.argsort(-scores[:filled])
-            for i in ranked[:top]:
-                trial = drop_dead(a, insert(seq, rows[i, 1], closures[rows[i, 3] : rows[i, 3] + rows[i, 4]], rows[i, 4]))
-                if len(trial) > len(trial_usage):
-                    continue
-                trial_peak, trial_time = measure(a, trial, trial_usage)
-                if trial_peak == INVALID:
-                    continue
-                trial_over = excess(trial_usage, len(trial), limit)
-                if trial_over >= over:
-                    continue
-                score = (over - trial_over) / (max(trial_time - time, 0) + 1e-3)
-                if noise > 0:
-                    score *= np.exp(noise * np.random.standard_normal())
-                if score > best_score:
-                    best, best_score, best_over, best_time = trial, score, trial_over, trial_time
-            if best_score >= 0:
-                break
-            for p in range(max(q - 2, 0), min(q + 3, len(seq))):
-                blocked[p] = True
-        if best_score < 0:
-            break
-        seq, over, time = best, best_over, best_time
-        measure(a, seq, usage)
-    return seq
+
+    def _step(self, seq: Ints, usage: Ints, over: int, time: int) -> Ints | None:
+        heights = usage.copy()
+        for _ in range(6):  # the highest position first; where nothing helps, the next one
+            q = int(np.argmax(heights))
+            if heights[q] <= self.limit:
+                return None
+            better = self._best_insertion(seq, usage, q, over, time)
+            if better is not None:
+                return better
+            heights[max(q - 2, 0) : q + 3] = 0
+        return None
+
+    def _best_insertion(self, seq: Ints, usage: Ints, q: int, over: int, time: int) -> Ints | None:
+        a = self.arrays
+        victims, next_use = np.empty(len(a.size), np.int64), np.empty(len(a.size), np.int64)
+        count = idle_values(a, seq, q, self.maker, victims, next_use)
+        if not count:
+            return None
+        victims, next_use = victims[:count], next_use[:count]
+        worth = self._jitter(count) * a.size[victims] / (a.time[self.maker[victims]] + 1.0)
+        chosen = np.argsort(-worth)[: self.wide]
+        chosen = chosen[np.argsort(next_use[chosen])]
+        rows, times = np.empty((3 * len(chosen), 4), np.int64), np.empty(3 * len(chosen), np.int64)
+        forms = np.empty(40 * len(seq) + 64, np.int64)
+        filled = closures_for(a, seq, usage, self.limit, self.maker, victims[chosen], next_use[chosen], rows, times, forms)
+        if not filled:
+            return None
+        order = np.argsort(-self._jitter(filled) * a.size[rows[:filled, 0]] / (times[:filled] + 1.0))[: self.top]
+        after, takes = np.empty(len(order), np.int64), np.empty(len(order), np.int64)
+        judge_insertions(a, seq, self.limit, rows, order, forms, after, takes)
+        score = self._jitter(len(order)) * (over - after) / (np.maximum(takes - time, 0) + 1e-3)
+        best = int(np.argmax(score))
+        if after[best] >= over:
+            return None
+        row = rows[order[best]]
+        return drop_dead(a, inserted(seq, int(row[1]), forms, int(row[2]), int(row[3])))
+
+    def _jitter(self, count: int) -> Floats:
+        return np.exp(self.noise * self.random.standard_normal(count)) if self.noise else np.ones(count)

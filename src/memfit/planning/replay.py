@@ -137,7 +137,16 @@ def drop_dead(a: Arrays, seq: Ints) -> Ints:
             needed[a.take_new[k]] = False
         for k in range(a.in_ptr[f], a.in_ptr[f + 1]):
             needed[a.in_idx[k]] = True
-    return seq[keep]
+    count = 0
+    for p in range(n):
+        count += keep[p]
+    kept = np.empty(count, np.int64)
+    count = 0
+    for p in range(n):
+        if keep[p]:
+            kept[count] = seq[p]
+            count += 1
+    return kept
 
 
 def peak_and_time(a: Arrays, seq: Ints) -> tuple[int, int]:

@@ -8,9 +8,10 @@ import numpy as np
 
 from memfit.planning.base import Problem
 from memfit.planning.floor import Floor, find_floor
+from memfit.planning.just_in_time import default_makers
 from memfit.planning.model import Ints
 from memfit.planning.polish import polish
-from memfit.planning.repair import repair
+from memfit.planning.repair import Repairer
 from memfit.planning.replay import INVALID, peak_and_time
 
 
@@ -26,17 +27,23 @@ class Search:
     closest_peak_bytes: int = 2**62
     bound_ns: int = 0
     proof: str = ""
+    makers: Ints = field(init=False)  # the forms by which the best sequence remakes things
     floor: Floor = field(init=False)
 
     def __post_init__(self) -> None:
         self.floor = find_floor(self.problem.model)
+        self.makers = default_makers(self.problem.model)
         self.bound_ns = self.floor.time_ns
         if self.problem.limit_bytes < self.floor.bytes:
             self.proof = self.floor.sentence(self.problem.limit_bytes)
 
     @property
+    def settled(self) -> bool:
+        return bool(self.proof) or self.optimal
+
+    @property
     def done(self) -> bool:
-        return bool(self.proof) or self.optimal or self.problem.seconds_left <= 0
+        return self.settled or self.problem.seconds_left <= 0
 
     @property
     def optimal(self) -> bool:
@@ -66,11 +73,14 @@ class Search:
         self.problem.tell(time, self.bound_ns, note)
         return True
 
-    def mend(self, sequence: Ints, makers: Ints, note: str, *, top: int = 24, max_steps: int = 400) -> bool:
+    def mend(self, sequence: Ints, makers: Ints, note: str, *, top: int = 24, wide: int = 96, max_steps: int = 400) -> bool:
         """Repair, polish, offer."""
         a, limit = self.problem.model.arrays, self.problem.limit_bytes
-        fixed = repair(a, np.asarray(sequence), limit, makers, top, 0.0, max_steps)
+        fixed = Repairer(arrays=a, limit=limit, maker=makers, top=top, wide=wide).run(np.asarray(sequence), max_steps)
         peak, _ = peak_and_time(a, fixed)
         if peak != INVALID and peak <= limit:
             fixed = polish(a, fixed, limit, 6)
-        return self.offer(fixed, note)
+        better = self.offer(fixed, note)
+        if better:
+            self.makers = makers
+        return better

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memfit.planning.cut_lp import CutSolution, Floats
+from memfit.planning.cut_lp import CutSolution
 from memfit.planning.just_in_time import keep_at
-from memfit.planning.model import Ints, Model
+from memfit.planning.model import Floats, Ints, Model
 
 _HALF = 0.5
 

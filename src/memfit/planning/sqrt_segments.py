@@ -33,7 +33,7 @@ class SqrtSegments:
         agenda = np.array(model.agenda, np.int64)
         turn = turning_point(model, usage_of(model.arrays, agenda))
         best: tuple[tuple[int, int, int], Ints] | None = None
-        for weights in (np.ones(turn + 1), _bytes_made(model, turn)):
+        for weights in (np.ones(turn + 1), bytes_made(model, turn)):
             for k in self._counts(turn + 1):
                 sequence = segments_sequence(model, turn, weights, k)
                 peak, time = peak_and_time(model.arrays, sequence)
@@ -49,7 +49,7 @@ class SqrtSegments:
         return sorted({1, *range(2, min(2 * root, 48) + 1), root, 2 * root, 3 * root, 4 * root})
 
 
-def _bytes_made(model: Model, turn: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def bytes_made(model: Model, turn: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return np.array([1.0 + sum(float(model.arrays.size[s]) for s in model.outs[f]) for f in model.agenda[: turn + 1]])
 
 
