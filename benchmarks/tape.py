@@ -17,7 +17,11 @@ from _results import FOLDER, HARDWARE, MONTH, provenance, write_results
 
 from memfit import planning, tape
 from memfit.chain.revolve import num_forwards
-from memfit.core.plan import Plan
+from memfit.core.costs import Costs
+from memfit.core.graph import Graph
+from memfit.core.plan import Layout, Plan
+from memfit.core.schedule import Schedule
+from memfit.planning.layout import layout_plan
 from memfit.planning.sqrt_segments import SqrtSegments
 from memfit.report.depth_curves import depth_curves_png
 from memfit.tape import activations, elementwise, nets, views
@@ -28,7 +32,6 @@ from memfit.tape.curves import curve, wide_lstm, wide_mlp
 from memfit.tape.modes import Mode, planless_modes, planned_mode
 from memfit.tape.program import Program
 from memfit.tape.schedules import drop_early, keep_all
-from memfit.tape.share import share_tags
 from memfit.tape.ten_layers import as_in_the_slides, count_matmuls, least_matmuls, nearest_checkpoint, ten_layers
 from memfit.tape.trace import trace
 
@@ -82,7 +85,7 @@ def depth_rows(depths: list[int]) -> list[Row]:
     panels: dict[str, dict[str, list[tuple[int, int]]]] = {}
     for name, make in (("residual MLP", wide_mlp), ("LSTM", wide_lstm)):
         for point in curve(
-            name, make, depths, {"sqrt": sqrt_plan, "planned": planned}, place=_place(), progress=lambda m: print(m, flush=True)
+            name, make, depths, {"sqrt": sqrt_plan, "planned": planned}, place=place, progress=lambda m: print(m, flush=True)
         ):
             panels.setdefault(name, {}).setdefault(point.scheme, []).append((point.depth, point.measured_bytes))
             rows.append({**asdict(point), "equal": point.predicted_bytes == point.measured_bytes})
@@ -97,8 +100,8 @@ def depth_rows(depths: list[int]) -> list[Row]:
     return rows
 
 
-def _place() -> Callable[..., Any] | None:
-    return None
+def place(graph: Graph, schedule: Schedule, costs: Costs) -> Layout:
+    return layout_plan(graph, schedule, costs, time_limit_s=1.0, alignment_bytes=8)
 
 
 def ten_layer_rows() -> list[Row]:
@@ -163,7 +166,7 @@ def speed_rows(repeats: int) -> list[Row]:
         net = nets.mlp(depth=depth, width=width, batch=batch, dtype=np.float32)
         program = tape.compile_program([net.loss, *tape.gradients(net.loss, net.parameters)])
         plan = planning.plan(program.graph, program.costs, planner=SqrtSegments(num_segments=isqrt(depth))).require_plan()
-        modes = [*planless_modes(program, place=_place()), planned_mode("sqrt in an arena", program, plan, place=share_tags)]
+        modes = [*planless_modes(program, place=place), planned_mode("sqrt in an arena", program, plan, place=place)]
         runs: dict[str, Callable[[], object]] = {"by hand": by_hand(net, np.float32)}
         runs |= {mode.name: mode.executor().run for mode in modes}
         least = _interleaved(runs, repeats)
@@ -218,7 +221,7 @@ def random_rows(count: int) -> list[Row]:
     totals: dict[str, Row] = {}
     for seed in range(count):
         program = random_program(seed)
-        modes = [*planless_modes(program, place=_place())]
+        modes = [*planless_modes(program, place=place)]
         for name in ("sqrt_segments", "greedy", "auto"):
             outcome = planning.plan(program.graph, program.costs, planner=name, time_limit_s=0.2)
             peak = int(0.8 * max(outcome.require_plan().timeline.bytes_at_step))
@@ -226,7 +229,7 @@ def random_rows(count: int) -> list[Row]:
             if tight is not None:
                 modes += [
                     planned_mode(f"{name} at 80 %", program, tight),
-                    planned_mode(f"{name} at 80 %, arena", program, tight, place=share_tags),
+                    planned_mode(f"{name} at 80 %, arena", program, tight, place=place),
                 ]
         reference = modes[0].executor().run()
         for mode in modes:

@@ -17,7 +17,10 @@ from memfit.core.io import check_target, write_text
 from memfit.core.units import format_bytes, format_ns, format_percent
 
 if TYPE_CHECKING:
-    from memfit.core.plan import Plan
+    from memfit.core.costs import Costs
+    from memfit.core.graph import Graph
+    from memfit.core.plan import Layout, Plan
+    from memfit.core.schedule import Schedule
     from memfit.tape.demo import Demo
     from memfit.tape.program import Program
 
@@ -97,7 +100,16 @@ def _run_numpy(depths: tuple[int, ...], steps: int) -> Demo:
     from memfit.tape.demo import run_demo
 
     with Progress("demo") as progress:
-        return run_demo({"sqrt": _sqrt, "planned": _planned}, {"sqrt": _sqrt}, depths=depths, steps=steps, say=progress.update)
+        return run_demo(
+            {"sqrt": _sqrt, "planned": _planned}, {"sqrt": _sqrt}, place=_place, depths=depths, steps=steps, say=progress.update
+        )
+
+
+def _place(graph: Graph, schedule: Schedule, costs: Costs) -> Layout:
+    """Planned offsets; NumPy wants float64 at multiples of 8."""
+    from memfit.planning.layout import layout_plan
+
+    return layout_plan(graph, schedule, costs, time_limit_s=0.5, alignment_bytes=8)
 
 
 def _sqrt(program: Program, depth: int) -> Plan:

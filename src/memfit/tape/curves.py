@@ -71,7 +71,7 @@ def curve(
 def _modes(
     results: Sequence[Array], depth: int, planners: Mapping[str, MakePlan], place: Place | None, progress: Callable[[str], None]
 ) -> list[Mode]:
-    modes = [m for m in planless_modes(compile_program(results), place=place) if m.name in ("naive", "exact", "static", "arena")]
+    modes = [m for m in planless_modes(compile_program(results), place=place) if m.name != "pool"]
     program = compile_program(results, inplace=False)  # planners prove more, and so find more, without variants
     for name, make in planners.items():
         progress(f"depth {depth}: planning {name}")

@@ -20,7 +20,7 @@ def test_the_demo_shows_modes_that_agree_and_writes_a_picture(tmp_path: Path) ->
     assert result.exit_code == 0, result.output
     data = json.loads(result.stdout)
     rows = {row["name"]: row for row in data["modes"]}
-    assert {"naive", "exact", "pool", "static", "sqrt", "planned"} <= set(rows)
+    assert {"naive", "exact", "pool", "static", "arena", "sqrt", "planned"} <= set(rows)
     assert all(row["exact"] and row["same_numbers"] and row["predicted_bytes"] == row["measured_bytes"] for row in rows.values())
     assert rows["sqrt"]["measured_bytes"] < rows["exact"]["measured_bytes"] < rows["naive"]["measured_bytes"]
     assert rows["planned"]["measured_bytes"] <= rows["sqrt"]["measured_bytes"]

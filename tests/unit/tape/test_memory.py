@@ -9,8 +9,25 @@ import numpy as np
 import pytest
 
 from memfit import planning, tape
-from memfit.core import Budget, Compute, Free, Level, Offload, Plan, Reload, Schedule, check_layout, lifetimes, max_load, simulate
+from memfit.core import (
+    Budget,
+    Compute,
+    Costs,
+    Free,
+    Graph,
+    Layout,
+    Level,
+    Offload,
+    Plan,
+    Reload,
+    Schedule,
+    check_layout,
+    lifetimes,
+    max_load,
+    simulate,
+)
 from memfit.core.errors import BadInput, Unsupported
+from memfit.planning.layout import layout_plan
 from memfit.planning.sqrt_segments import SqrtSegments
 from memfit.tape import nets
 from memfit.tape.activations import relu, tanh
@@ -29,7 +46,7 @@ HIDDEN_BYTES = 80 * 1024
 NETS = {
     "mlp": lambda: nets.mlp(depth=6, width=8, batch=16),
     "residual": lambda: nets.mlp(depth=4, width=8, batch=16, classes=5, residual=True),
-    "lstm": lambda: nets.lstm(steps=5, width=4, batch=3),
+    "lstm": lambda: nets.lstm(steps=3, width=4, batch=3),
     "cnn": lambda: nets.cnn(blocks=3, channels=4, image=8, batch=2),
     "transformer": lambda: nets.transformer(layers=1, width=8, heads=2, length=6, batch=2, vocabulary=11),
     "flash": lambda: nets.transformer(layers=1, width=8, heads=2, length=6, batch=2, vocabulary=11, flash=True),
@@ -44,7 +61,12 @@ def _program(name: str) -> Program:
 
 def _modes(program: Program) -> tuple[Mode, ...]:
     checkpointed = planning.plan(program.graph, program.costs, planner=SqrtSegments(num_segments=3)).require_plan()
-    return (*planless_modes(program, place=share_tags), planned_mode("sqrt", program, checkpointed))
+    packed = planned_mode("sqrt in an arena", program, checkpointed, place=_packed)
+    return (*planless_modes(program, place=_packed), packed, planned_mode("sqrt", program, replace(checkpointed, layout=None)))
+
+
+def _packed(graph: Graph, schedule: Schedule, costs: Costs) -> Layout:
+    return layout_plan(graph, schedule, costs, time_limit_s=0.1, alignment_bytes=8)
 
 
 @pytest.mark.parametrize("name", NETS)
@@ -60,7 +82,7 @@ def test_predicted_bytes_equal_measured_bytes_in_every_mode_and_step(name: str) 
     peaks = {name: t.peak_bytes for name, t in seen.items()}
     assert peaks["sqrt"] <= peaks["exact"] < peaks["naive"]
     assert peaks["exact"] <= peaks["pool"] < peaks["naive"]
-    assert peaks["static"] < peaks["naive"]
+    assert peaks["arena"] <= peaks["static"] < peaks["naive"]
     assert recomputations(modes[-1].schedule) > 0 or name == "float32", "three layers in three segments have nothing to recompute"
 
 
@@ -272,17 +294,17 @@ def test_pool_keeps_what_it_recycles() -> None:
     assert list(seen.measured_bytes) == sorted(seen.measured_bytes), "a pool never returns bytes"
 
 
-def test_depth_a_thousand_compiles_and_checkpoints_in_order_sqrt_n() -> None:
+def test_depth_costs_n_bytes_and_root_n_with_checkpoints() -> None:
     """SOURCES A7, B10, by the judge: activations grow as n, and as √n with √n segments."""
     peaks = {}
-    for depth in (64, 1024):
+    for depth in (36, 576):
         net = nets.mlp(depth=depth, width=2, batch=512)
         program = tape.compile_program([net.loss, *tape.gradients(net.loss)])
         held = sum(program.graph.size_of(t) for t in program.graph.sources)
         plan = planning.plan(program.graph, program.costs, planner=SqrtSegments(num_segments=isqrt(depth))).require_plan()
         exact = simulate(program.graph, drop_early(program.graph), program.costs).peak_bytes
         peaks[depth] = (exact - held, plan.timeline.peak_bytes - held)
-    linear, root = (peaks[1024][k] / peaks[64][k] for k in (0, 1))
+    linear, root = (peaks[576][k] / peaks[36][k] for k in (0, 1))
     assert 15 < linear < 17
     assert 3 < root < 5
 
