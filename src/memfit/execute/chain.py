@@ -22,7 +22,7 @@ from memfit.chain.moves import Advance, Back, Drop, Move, Read, Write, count
 from memfit.chain.problem import Chain, StorageLevel
 from memfit.chain.spread import spread_moves
 from memfit.core.errors import BadInput, NoPlanFound, StorageFailed, Unsupported
-from memfit.execute.chain_setup import ChainCosts, Room, make_room, measure, open_folder
+from memfit.execute.chain_setup import ChainCosts, Room, make_room, measure, open_folder, with_step
 from memfit.execute.state_files import StateFolder
 from memfit.execute.state_store import DISK, HOST, StateStore
 from memfit.execute.states import copy_tree, flatten, leaf_bytes, leaf_header, on_device_of, raw, tree_bytes
@@ -71,7 +71,8 @@ def run_chain(
 ) -> ChainRun:
     """Compute y_0, the adjoint of `state0`, holding at most `budget` bytes of states and adjoints in memory.
 
-    `step_fn(x, i)` returns x_{i+1} and `adjoint_fn(x, y, i)` returns y_i from x_i and y_{i+1}; both may overwrite their arguments.
+    `step_fn(x, i)` returns x_{i+1} and `adjoint_fn(x, y, i)` returns y_i from x_i and y_{i+1}; both may overwrite their arguments, and
+    leave out `i` if they do not need it.
     `seed` is y_l or a function of x_l; without it `adjoint_fn(x_l, None, l)` gives y_l. States and adjoints are NumPy arrays,
     torch tensors or trees of them; gradients of parameters belong in the adjoint (`adjoint_bytes` where it is larger than a state).
 
@@ -80,6 +81,7 @@ def run_chain(
     """
     if isinstance(num_steps, bool) or int(num_steps) != num_steps or num_steps < 0:
         raise BadInput(f"num_steps is {num_steps!r}: give a whole number of steps, 0 or more.")
+    step_fn, adjoint_fn = with_step(step_fn, 1), with_step(adjoint_fn, 2)
     begin = time.perf_counter()
     sized = adjoint_bytes if adjoint_bytes is not None else tree_bytes(state0 if seed is None or callable(seed) else seed)
     room = make_room(state0, sized, num_steps, budget, host, disk, use_disk=disk is not None or folder is not None)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memfit.core.errors import InfeasibleBudget
+from memfit.core.errors import BadInput, InfeasibleBudget
 from memfit.core.units import exact_bytes, format_bytes, parse_bytes
 from memfit.execute.state_files import FILE_OVERHEAD_BYTES, StateFolder
 from memfit.execute.state_store import DISK, HOST, MEMORY
-from memfit.execute.states import copy_tree, flatten, is_cuda, like, to_host, tree_bytes
+from memfit.execute.states import copy_tree, flatten, is_cuda, like, synchronize, to_host, tree_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,12 +97,15 @@ def measure(
     first = None
     forward = host_write = host_read = disk_write = disk_read = 0.0
     if num_steps:
+        start = copy_tree(state0)
+        synchronize(state0)
         begin = time.perf_counter()
-        first = step_fn(copy_tree(state0), 0)
+        first = step_fn(start, 0)
+        synchronize(state0)
         forward = time.perf_counter() - begin
     if HOST in room.places:
         host_write, copied = _timed(lambda: to_host(state0))
-        host_read, _ = _timed(lambda: like(copied, state0))
+        host_read, _ = _timed(lambda: synchronize(like(copied, state0)))
     if folder is not None and num_steps:
         disk_write, _ = _timed(lambda: folder.write("state", 0, state0))
         disk_read, _ = _timed(lambda: folder.read("state", 0, state0))
@@ -114,6 +118,22 @@ def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
     begin = time.perf_counter()
     result = work()
     return time.perf_counter() - begin, result
+
+
+def with_step(function: Callable[..., Any], num_states: int) -> Callable[..., Any]:
+    """`function` as one that takes the step's number after its states, whether it wants it or not."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin that does not tell
+        return function
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return function
+    places = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    if places > num_states:
+        return function
+    if places < num_states:
+        raise BadInput(f"a function with {places} parameters was given where {num_states} states (and the step's number) are passed.")
+    return lambda *arguments: function(*arguments[:num_states])
 
 
 def open_folder(folder: str | Path | None, disk: int | str | None) -> tuple[StateFolder | None, bool]:

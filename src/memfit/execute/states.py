@@ -120,6 +120,12 @@ def is_cuda(leaves: list[Any]) -> bool:
     return any(is_tensor(leaf) and leaf.is_cuda for leaf in leaves)
 
 
+def synchronize(tree: Any) -> None:
+    """Wait for the device, so that a clock tells what was computed and not what was queued."""
+    if is_cuda(flatten(tree)[0]):
+        sys.modules["torch"].cuda.synchronize()
+
+
 def leaf_bytes(leaf: Any) -> int:
     if is_tensor(leaf):
         return int(leaf.numel() * leaf.element_size())

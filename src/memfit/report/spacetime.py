@@ -33,14 +33,15 @@ def spacetime_text(*, num_steps: int, total_time: float, advances: Rows, backs: 
     def line(step: float) -> int:
         return height - 1 - min(int(step / max(num_steps, 1) * (height - 1) + 0.5), height - 1)
 
-    for _, step, begin, end in kept:
+    for _, step, begin, end in _thinned(kept):
         grid[line(step)][column(begin) : column(end) + 1] = ["·"] * (column(end) + 1 - column(begin))
-    for begin, start, end, stop in advances:
-        for at in np.linspace(0.0, 1.0, 2 * width):
+    for begin, start, end, stop in _thinned(advances):
+        cells = column(end) - column(begin) + abs(line(stop) - line(start))
+        for at in np.linspace(0.0, 1.0, 2 * cells + 2):
             grid[line(start + at * (stop - start))][column(begin + at * (end - begin))] = "/"
-    for begin, step, _ in backs:
+    for begin, step, _ in _thinned(backs):
         grid[line(step)][column(begin)] = "■"
-    for level, step, begin, end in kept:  # the level's digit comes last: where a state is kept matters more than what passes it
+    for level, step, begin, end in _thinned(kept):  # the level's digit comes last: where a state is kept matters more than what passes it
         if column(end) > column(begin) + 1:
             grid[line(step)][column(begin) + 1] = str(int(level) % 10)
     labels = {0: f"x{num_steps}", height - 1: "x0"}

@@ -115,6 +115,13 @@ def test_without_a_seed_the_adjoint_function_starts_itself() -> None:
     np.testing.assert_array_equal(result.adjoint, reference(9))
 
 
+def test_functions_may_leave_out_the_step() -> None:
+    result = memfit.run_chain(lambda x: x * x, lambda x, y: 2 * x * y, np.full(4, 1.1), 5, seed=np.ones(4), budget="1MB")
+    np.testing.assert_allclose(result.adjoint, 32 * 1.1**31)
+    with pytest.raises(BadInput, match="parameters"):
+        memfit.run_chain(lambda: None, adjoint, STATE, 5, budget="1MB")
+
+
 Pair = namedtuple("Pair", "u v")
 
 
