@@ -206,7 +206,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, stop_at: int, disk: str) -> 
     assert list(tmp_path.iterdir()) == []
     if stop_at >= 7:
         assert again.resumed_at is not None
-    if stop_at >= 52:
+    if stop_at >= 52 and disk == "1MB":  # every state on disk: each one done is an adjoint saved
         assert again.num_backward < 31
 
 
