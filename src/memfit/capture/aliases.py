@@ -20,6 +20,8 @@ def viewed_argument(target: Any, output: int) -> int | None:
     if schema.name in _UNDECLARED_VIEWS:
         return 0
     returns = schema.returns
+    if len(returns) == 1 and returns[0].type.kind() == "ListType":
+        return _viewed_by_list(schema)
     declared = returns[min(output, len(returns) - 1)].alias_info if returns else None
     if declared is None:
         return None
@@ -30,6 +32,12 @@ def viewed_argument(target: Any, output: int) -> int | None:
         if info is not None and (set(info.before_set) & set(declared.before_set) or (not declared.before_set and "*" in info.after_set)):
             return position  # a list of views (split, unbind) names its argument only by the wildcard
     return None
+
+
+def _viewed_by_list(schema: Any) -> int | None:
+    """split, unbind and chunk return lists of views; their schema marks the argument `Tensor(a -> *)`, and nothing on the return."""
+    marked = (i for i, a in enumerate(schema.arguments) if a.alias_info is not None and not a.alias_info.is_write)
+    return next(marked, None)
 
 
 def allocated_bytes(sample: torch.Tensor, granularity: int) -> int:
