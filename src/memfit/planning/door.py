@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 
 from memfit.core.budget import Budget
@@ -10,6 +11,7 @@ from memfit.core.errors import BadInput
 from memfit.core.graph import Graph
 from memfit.core.outcome import Outcome
 from memfit.planning.base import Listener, Planner, Problem
+from memfit.planning.layout.schedule import with_layout
 
 PLANNERS = {
     "auto": "memfit.planning.portfolio:Portfolio",
@@ -45,10 +47,14 @@ def plan(
     """Plan what to keep and what to recompute so that the step stays inside `budget`, as fast as can be.
 
     Without costs every op takes one nanosecond; without a budget anything fits. Every plan has been judged by
-    `core.simulate` on the full graph. `outcome.require_plan()` gives the plan or raises what stands in its way.
+    `core.simulate` on the full graph and brings a layout, judged too. `outcome.require_plan()` gives the plan or raises
+    what stands in its way.
     """
     if not time_limit_s >= 0:
         raise BadInput(f"a time limit of {time_limit_s} s is not a number of seconds: give 0 or more.")
     limits = Budget() if budget is None else budget if isinstance(budget, Budget) else Budget.parse(budget)
     problem = Problem(graph=graph, costs=costs or uniform_costs(graph), budget=limits, time_limit_s=time_limit_s, progress=progress)
-    return find_planner(planner).plan(problem)
+    outcome = find_planner(planner).plan(problem)
+    if outcome.plan is None:
+        return outcome
+    return replace(outcome, plan=with_layout(graph, outcome.plan, problem.costs))

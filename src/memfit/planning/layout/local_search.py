@@ -19,7 +19,7 @@ from memfit.planning.layout.problem import Ints, Problem, height_of
 
 
 def improve_order(
-    problem: Problem, windows: Windows, order: Ints, *, target: int, deadline: float, max_rounds: int = 1_000_000, seed: int = 0
+    problem: Problem, windows: Windows, order: Ints, *, target: int, deadline: float, max_rounds: int = 10**9, seed: int = 0
 ) -> tuple[Ints, Ints]:
     """The best order found and its offsets; stops at `target` bytes, at the deadline or after `max_rounds`."""
     random = np.random.default_rng(seed)

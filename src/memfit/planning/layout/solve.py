@@ -26,6 +26,7 @@ _LARGE_GAP_FRACTION = 0.005  # a large problem this close to its bound is left a
 _LARGE_SECONDS = 5.0
 _ASK_SHARE = 0.5  # of the time that is left, for each exact question
 _LOCAL_SHARE = 0.2
+_QUICK_ROUNDS = 300  # of local search where no exact search is wanted: some milliseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +77,10 @@ def _solve_part(
     bound = lower_bound(part)
     is_small = part.num_buffers <= MAX_EXACT_BUFFERS and num_meetings(part) <= MAX_EXACT_MEETINGS
     best, order = _greedy(part, target, bound, deadline, is_small)
-    if best.height <= target or bound > target or not search:
+    if best.height <= target or bound > target:
         return best
+    if not search:
+        return _local(part, order, best, target, deadline, seed, _QUICK_ROUNDS) if is_small else best
     if not is_small:
         return _improve_large(part, order, best, target, deadline, minimise, seed)
     if not minimise:
@@ -97,7 +100,7 @@ def _greedy(part: Problem, target: int, bound: int, deadline: float, is_small: b
         if best is None or height < best[0].height:
             best = Solution(offsets=offsets, height=height, bound=bound, method=method), order
         close_enough = target if is_small else max(target, int(bound * (1 + _LARGE_GAP_FRACTION)))
-        if best[0].height <= close_enough or time.monotonic() > deadline:
+        if best[0].height <= close_enough or (not is_small and time.monotonic() > deadline):
             break
     assert best is not None
     return best
@@ -111,8 +114,9 @@ def _improve_large(part: Problem, order: Ints, best: Solution, target: int, dead
     return _local(part, order, best, goal, until, seed)
 
 
-def _local(part: Problem, order: Ints, best: Solution, target: int, deadline: float, seed: int) -> Solution:
-    _, offsets = improve_order(part, make_windows(part), order, target=target, deadline=deadline, seed=seed)
+def _local(part: Problem, order: Ints, best: Solution, target: int, deadline: float, seed: int, max_rounds: int = 10**9) -> Solution:
+    windows = make_windows(part)
+    _, offsets = improve_order(part, windows, order, target=target, deadline=deadline, seed=seed, max_rounds=max_rounds)
     height = height_of(part, offsets)
     if height >= best.height:
         return best
