@@ -13,7 +13,8 @@ from memfit.core.costs import Costs, level_name
 from memfit.core.errors import BadInput, IllegalSchedule
 from memfit.core.graph import Graph
 from memfit.core.io import check_target, load, save
-from memfit.core.plan import Plan, Timeline
+from memfit.core.lifetimes import check_layout, lifetimes
+from memfit.core.plan import Layout, Plan, Timeline
 from memfit.core.schedule import Compute, Schedule
 from memfit.core.simulate import simulate
 from memfit.core.units import format_bytes, format_ns, parse_bytes
@@ -39,7 +40,7 @@ def command(
     if output:
         check_target(output, force=force)
     the_graph = cast(Graph, load(graph, Graph))
-    the_schedule = _load_schedule(schedule, the_graph)
+    the_schedule, layout = _load_schedule(schedule, the_graph)
     the_costs = cast(Costs, load(costs, Costs)) if costs else None
     try:
         timeline = simulate(the_graph, the_schedule, the_costs, limits)
@@ -47,6 +48,8 @@ def command(
         if as_json:
             print_json({"status": "ILLEGAL", "step": refusal.step, "cause": refusal.cause})
         raise
+    if layout is not None:
+        _judge_layout(the_graph, the_schedule, the_costs, layout)
     if as_json:
         print_json(_as_data(the_graph, the_schedule, timeline))
     else:
@@ -60,15 +63,22 @@ def command(
         wrote(output, f"memfit simulate {graph} {output}")
 
 
-def _load_schedule(path: Path, graph: Graph) -> Schedule:
+def _load_schedule(path: Path, graph: Graph) -> tuple[Schedule, Layout | None]:
     artifact = load(path)
     if isinstance(artifact, Plan):
         if artifact.graph_digest not in ("", graph.digest):
             raise BadInput(f"{path}: this plan belongs to graph {artifact.graph_digest[:12]}, not to {graph.digest[:12]}: plan this graph.")
-        return artifact.schedule
+        return artifact.schedule, artifact.layout
     if not isinstance(artifact, Schedule):
         raise BadInput(f"{path}: holds a {type(artifact).__name__.lower()}, but a schedule or a plan is expected.")
-    return artifact
+    return artifact, None
+
+
+def _judge_layout(graph: Graph, schedule: Schedule, costs: Costs | None, layout: Layout) -> None:
+    """A plan's addresses are judged too. Without the plan's costs its workspaces are unknown, and so are some of its buffers."""
+    items = lifetimes(graph, schedule, costs)
+    if costs is not None or len(items) == len(layout.offsets):
+        check_layout(items, layout)
 
 
 def _peak_op(graph: Graph, schedule: Schedule, timeline: Timeline) -> str:

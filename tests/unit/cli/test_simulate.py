@@ -211,3 +211,18 @@ def test_as_a_real_process(files: Path) -> None:
     assert bad.stderr.startswith("IllegalSchedule: illegal schedule at step 0: op 1 (f1) reads tensor 1")
     assert bad.stderr.count("\n") == 1
     assert process("simulate", **source).returncode == 2
+
+
+def test_the_addresses_of_a_plan_are_judged(tmp_path: Path) -> None:
+    from memfit.planning import plan
+
+    graph = chain(4)
+    save(graph, tmp_path / "graph.json")
+    planned = plan(graph, planner="keep_all").require_plan()
+    assert planned.layout is not None
+    save(planned, tmp_path / "plan.json")
+    assert CliRunner().invoke(app, ["simulate", str(tmp_path / "graph.json"), str(tmp_path / "plan.json")]).exit_code == 0
+    clashing = replace(planned, layout=replace(planned.layout, offsets=(0,) * len(planned.layout.offsets)))
+    save(clashing, tmp_path / "clash.json")
+    refused = CliRunner().invoke(app, ["simulate", str(tmp_path / "graph.json"), str(tmp_path / "clash.json")])
+    assert "share addresses" in str(refused.exception)
