@@ -20,7 +20,7 @@ import torch
 
 from memfit.capture.aliases import allocated_bytes, round_up, viewed_argument
 from memfit.capture.captured import Captured, Convention, OpCall, Ref, Role
-from memfit.capture.faithful import wide_output_bytes
+from memfit.capture.faithful import real_sample, wide_output_bytes
 from memfit.capture.joint import Joint
 from memfit.capture.optimizer import OptimizerBytes
 from memfit.capture.where import where_of
@@ -176,7 +176,8 @@ class _Lowering:
             base = _argument(node, argument)
             if isinstance(base, torch.fx.Node):
                 return self._new_tensor(self.tensors[self.value_of[base]].storage, sample, node.name)
-        wide = wide_output_bytes(node.target, [a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in node.args])
+        given = [a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in node.args]
+        sample, wide = real_sample(node.target, position, sample, given), wide_output_bytes(node.target, given)
         size_bytes = allocated_bytes(sample, self.granularity) if wide is None else round_up(wide, self.granularity)
         return self._new_tensor(self._new_storage(size_bytes, Kind.TEMPORARY, node.name), sample, node.name)
 

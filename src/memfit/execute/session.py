@@ -78,7 +78,9 @@ class Session:
 
     def _run_forward(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         self.rng = Replay(self.captured.device)
-        outputs, mutations, self.saved = self.ready.program.forward([*self.sources, *self.captured.convention.constants], self.rng)
+        sources = [*self.sources, *self.captured.convention.constants]
+        with torch._C._DisableAutocast():  # the casts are in the plan
+            outputs, mutations, self.saved = self.ready.program.forward(sources, self.rng)
         return outputs, mutations
 
     def backward(self, tangents: tuple[torch.Tensor, ...], sink: GradientSink) -> None:
@@ -99,7 +101,8 @@ class Session:
     def _run_backward(self, tangents: list[torch.Tensor], sink: GradientSink) -> None:
         assert self.ready.program.backward is not None
         saved, self.saved = self.saved, None
-        self.ready.program.backward(saved, tangents, sink.put, self.rng)
+        with torch._C._DisableAutocast():
+            self.ready.program.backward(saved, tangents, sink.put, self.rng)
 
     def _repeat_tighter(self, tangents: list[torch.Tensor], sink: GradientSink) -> None:
         """Out of memory in the middle of backward: run the whole step again on a tighter plan; gradients already put are skipped."""

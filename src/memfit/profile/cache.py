@@ -7,10 +7,17 @@ import json
 import os
 from pathlib import Path
 
+_chosen: list[Path] = []
+
+
+def use_folder(folder: Path | None) -> None:
+    """Keep measurements in `folder` from now on; None goes back to the home folder's cache."""
+    _chosen[:] = [] if folder is None else [folder]
+
 
 def default_folder() -> Path:
-    """Where the platform keeps caches."""
-    return Path(os.path.expanduser("~")) / ".cache" / "memfit"
+    """The folder chosen with `use_folder`, or the one in the home folder."""
+    return _chosen[0] if _chosen else Path(os.path.expanduser("~")) / ".cache" / "memfit"
 
 
 class Cache:

@@ -18,7 +18,7 @@ from memfit.capture.captured import Captured, OpCall, Ref, Role
 from memfit.core.costs import Costs, Level
 from memfit.profile.allocations import peaks_of
 from memfit.profile.cache import Cache
-from memfit.profile.roofline import is_free, with_fixed_workspace
+from memfit.profile.roofline import estimate_ns, is_free, with_fixed_workspace
 
 Progress = Callable[[str, int, int], None]
 _TARGET_S = 0.02  # stop repeating an op once it has run this long
@@ -35,14 +35,19 @@ def measured(captured: Captured, *, cache: Cache | None = None, progress: Progre
     distinct = {s: i for i, s in reversed(list(enumerate(signatures))) if s is not None}
     missing = [(s, i) for s, i in distinct.items() if cache.get(device_name, s) is None]
     devices = [captured.device] if captured.device.type == "cuda" else []
+    guessed: dict[str, tuple[int, int]] = {}
     with torch.random.fork_rng(devices=devices):  # the caller's random numbers must not depend on whether we measured
         for position, (key, op) in enumerate(missing):
             if progress:
                 progress("measuring ops", position, len(missing))
-            cache.put(device_name, key, _measure_op(captured, op))
+            try:
+                cache.put(device_name, key, _measure_op(captured, op))
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:  # invented values are not always what a kernel wants: such an op is estimated, and not cached
+                guessed[key] = (estimate_ns(captured, op), 0)
     cache.save()
-    found = [cache.get(device_name, s) if s is not None else (0, 0) for s in signatures]
-    pairs = [f if f is not None else (0, 0) for f in found]
+    pairs = [(0, 0) if s is None else guessed.get(s) or cache.get(device_name, s) or (0, 0) for s in signatures]
     return Costs(
         op_time_ns=tuple(p[0] for p in pairs),
         workspace_bytes=with_fixed_workspace(captured, [p[1] for p in pairs]),
@@ -80,7 +85,7 @@ def _measure_op(captured: Captured, op: int) -> tuple[int, int]:
     target = call.target
 
     def run() -> Any:
-        with torch.no_grad():
+        with torch.no_grad(), torch._C._DisableAutocast():  # the casts are ops of their own
             return target(*args, **kwargs)
 
     run()

@@ -44,6 +44,11 @@ def with_fixed_workspace(captured: Captured, measured: list[int]) -> tuple[int, 
     return tuple(measured)
 
 
+def estimate_ns(captured: Captured, op: int) -> int:
+    """A guess for one op of a device that is here but could not run it alone."""
+    return _time_ns(captured, op, device("h100" if captured.device.type == "cuda" else "cpu"))
+
+
 def is_free(captured: Captured, op: int) -> bool:
     """Views and bookkeeping: no kernel runs."""
     call, node = captured.calls[op], captured.graph.ops[op]
