@@ -2,5 +2,6 @@
 
 from memfit.planning.base import Planner, Problem, Progress
 from memfit.planning.door import PLANNERS, find_planner, plan
+from memfit.planning.frontier import frontier
 
-__all__ = ["PLANNERS", "Planner", "Problem", "Progress", "find_planner", "plan"]
+__all__ = ["PLANNERS", "Planner", "Problem", "Progress", "find_planner", "frontier", "plan"]

@@ -173,6 +173,7 @@ class CutProgram:
         columns = np.array([v for row in self.rows for v, _ in row], np.int64)
         values = np.array([x for row in self.rows for _, x in row])
         self.flow = csr_matrix((values, columns, ptr), shape=(len(self.rows), self.num_variables))
+        self.flow.sum_duplicates()
 
     # -- solving --------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,9 @@ PLANNERS = {
     "sqrt_segments": "memfit.planning.sqrt_segments:SqrtSegments",
     "drop_cheap": "memfit.planning.drop_cheap:DropCheap",
     "greedy": "memfit.planning.greedy:Greedy",
+    "checkmate": "memfit.planning.checkmate:Checkmate",
+    "checkmate_rounding": "memfit.planning.checkmate:CheckmateRounding",
+    "cp_sat": "memfit.planning.cp_sat:CpSat",
 }
 """Name -> file and class; the file is imported when the name is asked for."""
 

@@ -43,6 +43,7 @@ class _Player:
         for i, f in enumerate(model.agenda):
             for s in model.ins[f]:
                 self.uses[s].append(i)
+        # what cannot be made again stays: a later recomputation may need it (it is freed after its last use all the same)
         self.fixed = set(self.have) | {s for s in range(model.num_storages) if self._irreplaceable(s)}
         self.lock = [0] * model.num_storages
         self.sequence: list[int] = []
@@ -57,7 +58,7 @@ class _Player:
             self.now = i
             if not self._run(f):
                 return None
-            for s in [s for s in self.have if not self.pinned[s] and self._next_use(s) is None]:
+            for s in [s for s in self.have if s not in self.fixed and self._next_use(s) is None]:
                 self._drop(s)
         return self.sequence
 
