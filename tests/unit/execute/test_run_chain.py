@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import tracemalloc
 from collections import namedtuple
 from dataclasses import dataclass
@@ -275,6 +276,45 @@ def test_a_failed_write_is_an_error_that_loses_nothing(tmp_path: Path, monkeypat
     np.testing.assert_array_equal(result.adjoint, reference(30))
     assert result.resumed_at == 30
     assert result.num_forward < 30 + 30
+
+
+def test_writes_run_behind_the_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first write ends only after a later step was computed: written in line, it would wait for ever."""
+    real, computed, overlapped = StateFolder.write, threading.Event(), []
+
+    def slow(self: StateFolder, kind: str, at: int, tree: Any) -> None:
+        if kind == "state" and not overlapped:
+            computed.clear()
+            overlapped.append(computed.wait(timeout=20))
+        real(self, kind, at, tree)
+
+    def signalling(x: Any, i: int) -> Any:
+        computed.set()
+        return step(x, i)
+
+    monkeypatch.setattr(StateFolder, "write", slow)
+    result = memfit.run_chain(signalling, adjoint, STATE, 20, seed=lambda x: 2 * x, budget=8 * BYTES, disk="1MB", costs=CHEAP_DISK)
+    np.testing.assert_array_equal(result.adjoint, reference(20))
+    assert overlapped == [True]
+
+
+def test_reads_run_ahead_of_the_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every backward step waits until the read of the next state has begun: read in line, it would wait for ever."""
+    real, begun, overlapped = StateFolder.read, {i: threading.Event() for i in range(21)}, []
+
+    def telling(self: StateFolder, kind: str, at: int, model: Any = None) -> Any:
+        begun[at].set()
+        return real(self, kind, at, model)
+
+    def waiting(x: Any, y: Any, i: int) -> Any:
+        if 3 < i < 18:
+            overlapped.append(begun[i - 1].wait(timeout=20))
+        return adjoint(x, y, i)
+
+    monkeypatch.setattr(StateFolder, "read", telling)
+    result = memfit.run_chain(step, waiting, STATE, 20, seed=lambda x: 2 * x, budget=6 * BYTES, disk="1MB", costs=CHEAP_DISK)
+    np.testing.assert_array_equal(result.adjoint, reference(20))
+    assert overlapped == [True] * 14
 
 
 def test_budgets_that_cannot_work_say_the_number() -> None:
