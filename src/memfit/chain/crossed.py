@@ -19,11 +19,12 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from memfit.chain.exhaustive import search
 from memfit.chain.moves import Advance, Back, Drop, Move, Read, Write
 from memfit.chain.plan import ChainPlan
 from memfit.chain.problem import Chain, exact_scale, scaled
@@ -31,6 +32,7 @@ from memfit.chain.rows import Row
 from memfit.core.outcome import Status
 
 MAX_WORK = 1.5e10  # additions, with each row's overhead counted as 2,000 of them: about half a minute
+SEARCH_UP_TO = 6  # steps
 Slots = tuple[int, ...]
 
 
@@ -119,22 +121,42 @@ def crossed_fits(chain: Chain) -> bool:
 
 
 def plan_crossed(chain: Chain) -> ChainPlan:
-    """The optimal schedule when no order sorts the levels; `crossed_fits` says when that is affordable."""
+    """The best nested schedule when no order sorts the levels; `crossed_fits` says when that is affordable.
+
+    That no schedule is cheaper is proven by exhaustive search for short chains, else only if the relaxed chain's bound is met.
+    """
     begin = time.perf_counter()
     scale = exact_scale(chain)
+    if chain.num_steps <= SEARCH_UP_TO and (found := search(scaled(chain, scale))) is not None:
+        total, moves = found
+        reason = "Exhaustive search over every schedule of these few steps."
+        return _answer(chain, total / scale, total / scale, lambda: iter(moves), begin, reason)
     tables = make_crossed_tables(scaled(chain, scale))
     cost = float(tables.best[_capacities(chain)][chain.num_steps]) / scale
-    cost = int(cost) if cost == int(cost) else cost
+    reason = (
+        "The best of all nestings of the levels; no order sorts them by both costs, so the optimality proof of H-Revolve does not apply."
+    )
+    return _answer(chain, cost, relaxed_bound(chain), tables.moves, begin, reason)
+
+
+def _answer(chain: Chain, cost: float, bound: float, emit: Callable[[], Iterator[Move]], begin: float, reason: str) -> ChainPlan:
     return ChainPlan(
         algorithm="h-revolve (crossed levels)",
         chain=chain,
-        status=Status.OPTIMAL,
-        cost=cost,
-        lower_bound=cost,
-        emit=tables.moves,
+        status=Status.OPTIMAL if cost <= bound else Status.FEASIBLE,
+        cost=int(cost) if cost == int(cost) else cost,
+        lower_bound=int(bound) if bound == int(bound) else bound,
+        emit=emit,
         seconds=time.perf_counter() - begin,
-        reason="Every nesting of the levels was considered, because none is both cheaper to write and to read.",
+        reason=reason,
     )
+
+
+def relaxed_bound(chain: Chain) -> float:
+    """The optimum of `relaxed`: its levels are sorted, so the table over slot vectors gives H-Revolve's optimum there."""
+    scale = exact_scale(chain)
+    tables = make_crossed_tables(scaled(relaxed(chain), scale))
+    return float(tables.best[_capacities(relaxed(chain))][chain.num_steps]) / scale
 
 
 def relaxed(chain: Chain) -> Chain:
