@@ -169,20 +169,22 @@ def compute(
     memory: int | str | None = None,
     processors: int | None = None,
     sizes: Measured | Mapping[Key, int] | Workload | None = None,
+    plan: TaskOutcome | None = None,
     spill_directory: str | None = None,
     time_limit_s: float = 2.0,
 ) -> Done:
     """Compute collections on `client` with at most `memory` bytes of outputs and working memory held on all workers together.
 
     `processors`: how many tasks run at once; by default all threads of all workers when `memory` is given, one without it (the
-    least memory). `spill_directory` must be visible to all workers; a temporary folder of this machine by default.
+    least memory). A workload and its plan (`memfit.tasks.schedule(work.graph)`) may be given instead of being made again.
+    `spill_directory` must be visible to all workers; a temporary folder of this machine by default.
     """
     begin = time.perf_counter()
     work = sizes if isinstance(sizes, Workload) else workload(*collections, sizes=sizes)
     limit = None if memory is None else parse_bytes(memory, what="memory")
     threads = sum(client.nthreads().values())
     wanted = max(1, processors if processors is not None else threads if limit is not None else 1)
-    outcome = schedule(work.graph, memory_bytes=None, time_limit_s=time_limit_s)
+    outcome = plan or schedule(work.graph, time_limit_s=time_limit_s)
     short = limit is not None and outcome.peak_bytes is not None and outcome.peak_bytes > limit
     folder = spill_directory or tempfile.mkdtemp(prefix="memfit-spill-")
     try:
