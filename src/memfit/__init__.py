@@ -54,10 +54,14 @@ _HOME = {
     "run_chain": "memfit.execute.chain",
 }
 
+_ROOMS = ("chain", "tasks")  # libraries of their own: memfit.tasks.assembly_tree(...)
+
 __all__ = ["__version__", *_HOME]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"memfit.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'memfit' has no attribute {name!r}")
     value = getattr(import_module(_HOME[name]), name)
