@@ -35,5 +35,5 @@ def test_the_demo_shows_modes_that_agree_and_writes_a_picture(tmp_path: Path) ->
 
 @pytest.mark.parametrize("depths", ["banana", "", "0,5", "10,5000", "3.5"])
 def test_bad_depths_are_refused(depths: str) -> None:
-    result = CliRunner().invoke(app, ["demo", "--depths", depths])
+    result = CliRunner().invoke(app, ["demo", "--engine", "numpy", "--depths", depths])
     assert isinstance(result.exception, BadInput)
