@@ -63,20 +63,7 @@ def command(
         num_core_steps = counts.num_forward + 2 * counts.num_backward + 2 * sum(counts.writes) + sum(counts.reads)
         wanted = num_core_steps <= JUDGE_UP_TO if judge is None else judge
         judged = _judge(plan, cost) if wanted else False
-    data = {
-        "status": str(plan.status),
-        "algorithm": plan.algorithm,
-        "total_cost": cost,
-        "lower_bound": cost if plan.status == "OPTIMAL" else plan.lower_bound,  # equal, but for the last bit of a float
-        "num_forward": counts.num_forward,
-        "num_backward": counts.num_backward,
-        "writes": list(counts.writes),
-        "reads": list(counts.reads),
-        "recompute_factor": counts.num_forward / steps if steps else 1.0,
-        "judged": judged,
-        "seconds": seconds,
-        "reason": plan.reason,
-    }
+    data = _as_data(plan, counts, cost, judged, seconds)
     if as_json:
         print_json(data)
     else:
@@ -155,6 +142,24 @@ def _costs(text: str | None, option: str, num_levels: int) -> list[float]:
     if len(values) != num_levels:
         raise typer.BadParameter(f"{len(values)} costs for {num_levels} levels: give one value per level", param_hint=option)
     return values
+
+
+def _as_data(plan: Any, counts: Any, cost: float, judged: bool, seconds: float) -> dict[str, Any]:
+    steps = plan.chain.num_steps
+    return {
+        "status": str(plan.status),
+        "algorithm": plan.algorithm,
+        "total_cost": cost,
+        "lower_bound": cost if plan.status == "OPTIMAL" else plan.lower_bound,  # equal, but for the last bit of a float
+        "num_forward": counts.num_forward,
+        "num_backward": counts.num_backward,
+        "writes": list(counts.writes),
+        "reads": list(counts.reads),
+        "recompute_factor": counts.num_forward / steps if steps else 1.0,
+        "judged": judged,
+        "seconds": seconds,
+        "reason": plan.reason,
+    }
 
 
 def _no_plan(plan: Any, seconds: float) -> dict[str, Any]:
