@@ -26,12 +26,21 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-import memfit
 from benchmarks.zoo import ZOO, make
-from memfit.capture.inputs import Inputs
-from memfit.core.errors import InfeasibleBudget, MemfitError, NoPlanFound
+from memfit.api import Task
+from memfit.capture.inputs import Call, Inputs
+from memfit.core.budget import Budget
+from memfit.core.errors import MemfitError, NoPlanFound
 from memfit.core.graph import Kind
-from memfit.profile.allocations import peaks_of
+from memfit.core.outcome import Status
+from memfit.core.plan import Plan
+from memfit.execute.codegen import generate
+from memfit.execute.fitted import fit_module
+from memfit.execute.session import Ready
+from memfit.execute.stepper import Stepper
+from memfit.planning import plan as find_plan
+from memfit.profile.allocations import meter, peaks_of
+from memfit.report.progress import Progress
 
 RESULTS = Path(__file__).parent / "results"
 NAME = "model_matrix_2core-cpu_202611"
@@ -45,18 +54,20 @@ class Trainer:
     def __init__(self, model: nn.Module, call: Callable[..., Any], inputs: Inputs, targets: tuple[Any, ...]) -> None:
         self.model, self.call, self.inputs, self.targets = model, call, inputs, targets
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        self.loss = torch.zeros(())
+        self.loss = self.random = torch.zeros(())
 
     def gradients(self) -> None:
         loss = self.call(*self.inputs.args, *self.targets, **self.inputs.kwargs)
         loss.backward()
-        self.loss = loss.detach()
+        self.loss, self.random = loss.detach(), torch.get_rng_state()
 
-    def step(self) -> None:
-        self.gradients()
+    def finish(self) -> None:
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.loss = torch.zeros(())
+
+    def step(self) -> None:
+        self.call(*self.inputs.args, *self.targets, **self.inputs.kwargs).backward()
+        self.finish()
 
     def held_bytes(self) -> int:
         """What is there between steps, each storage once."""
@@ -66,69 +77,94 @@ class Trainer:
         return sum(storages.values())
 
 
-def plain_trainer(name: str) -> Trainer:
-    model, inputs, loss_fn, targets = make(name)
-    given = Inputs.of(inputs)
+class Subject:
+    """A model of the zoo, captured and profiled once; `fitted(budget)` and `plain()` start from the same weights every time."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return loss_fn(model(*args[: len(args) - len(targets)], **kwargs), *targets)
+    def __init__(self, name: str) -> None:
+        self.name = name
+        model, inputs, self.loss_fn, self.targets = make(name)
+        self.inputs = Inputs.of(inputs)
+        self.task = Task(
+            model=model, loss_fn=self.loss_fn, num_targets=len(self.targets), optimizer=torch.optim.AdamW(model.parameters(), lr=1e-3)
+        )
+        self.call = Call.flatten((*self.inputs.args, *self.targets), self.inputs.kwargs)
+        begin = time.perf_counter()
+        self.captured = self.task.capture(self.call)
+        self.capture_s = round(time.perf_counter() - begin, 2)
+        self.costs = self.task.costs(self.captured, Progress("matrix"))
+        self.free = find_plan(self.captured.graph, self.costs, None, planner="keep_all").require_plan()
 
-    return Trainer(model, call, given, targets)
+    def sizes(self) -> dict[str, Any]:
+        graph = self.captured.graph
+        lasting = {graph.storage_of(t) for t in graph.sources} | {s.id for s in graph.storages if s.kind is Kind.GRADIENT}
+        fixed = sum(graph.storages[s].size_bytes for s in lasting)
+        return {
+            "fixed_bytes": fixed,
+            "keep_all_bytes": self.free.timeline.peak_bytes,
+            "num_ops": len(graph.ops),
+            "capture_s": self.capture_s,
+        }
 
+    def plain(self) -> Trainer:
+        model, *_ = make(self.name)
 
-def fitted_trainer(name: str, budget: int, planner: str, time_limit_s: float) -> Trainer:
-    model, inputs, loss_fn, targets = make(name)
-    trainer = Trainer(model, model, Inputs.of(inputs), targets)
-    trainer.call = memfit.fit(
-        model,
-        inputs,
-        budget=budget,
-        optimizer=trainer.optimizer,
-        loss_fn=loss_fn,
-        example_targets=targets,
-        planner=planner,
-        time_limit_s=time_limit_s,
-    )
-    return trainer
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return self.loss_fn(model(*args[: len(args) - len(self.targets)], **kwargs), *self.targets)
+
+        return Trainer(model, call, self.inputs, self.targets)
+
+    def fitted(self, plan: Plan) -> Trainer:
+        """What memfit.fit makes of this plan, without capturing again."""
+        model, *_ = make(self.name)
+        free = self.free.timeline
+        ready = Ready(
+            captured=self.captured,
+            plan=plan,
+            program=generate(self.captured, plan.schedule),
+            keep_all_peak_bytes=free.peak_bytes,
+            base_time_ns=free.compute_time_ns,
+        )
+
+        def prepare(args: Any, kwargs: Any, *, accumulates: bool, tighter_by: int) -> Ready:
+            if accumulates or tighter_by:
+                raise NoPlanFound("the matrix runs one plan: a second, tighter one would hide a miss.")
+            return ready
+
+        stepper = Stepper(
+            model, prepare, loss_fn=self.loss_fn, num_targets=len(self.targets), check=False, meter=meter, flatten=Call.flatten
+        )
+        return Trainer(model, fit_module(model, stepper), self.inputs, self.targets)
 
 
 # -- one row -----------------------------------------------------------------------------------------------------------
 
 
-def sizes(name: str) -> dict[str, int]:
-    """fixed and keep-all bytes, from a capture and the keep-all plan."""
-    fitted: Any = fitted_trainer(name, 2**50, "keep_all", 1).call
-    graph = fitted._memfit.latest.ready.captured.graph
-    lasting = {graph.storage_of(t) for t in graph.sources} | {s.id for s in graph.storages if s.kind is Kind.GRADIENT}
-    fixed = sum(graph.storages[s].size_bytes for s in lasting)
-    return {"fixed_bytes": fixed, "keep_all_bytes": fitted.plan.timeline.peak_bytes, "num_ops": len(graph.ops)}
-
-
-def row(name: str, percent: int, known: dict[str, int], time_limit_s: float) -> dict[str, Any]:
+def row(subject: Subject, percent: int, known: dict[str, Any], time_limit_s: float) -> dict[str, Any]:
     budget = known["fixed_bytes"] + (known["keep_all_bytes"] - known["fixed_bytes"]) * percent // 100
-    found: dict[str, Any] = {"model": name, "percent": percent, "budget_bytes": budget, **known}
-    begin = time.perf_counter()
-    try:
-        trainer = fitted_trainer(name, budget, "auto", time_limit_s)
-    except InfeasibleBudget as error:
-        return {**found, "status": "infeasible", "minimum_bytes": error.minimum_bytes, "reason": str(error)}
-    except NoPlanFound as error:
-        return {**found, "status": "no plan", "reason": str(error)}
-    found["fit_s"] = round(time.perf_counter() - begin, 2)
-    fitted: Any = trainer.call
-    plain = plain_trainer(name)
+    outcome = find_plan(subject.captured.graph, subject.costs, Budget(device_bytes=budget), time_limit_s=time_limit_s)
+    found: dict[str, Any] = {
+        "model": subject.name,
+        "percent": percent,
+        "budget_bytes": budget,
+        **known,
+        "plan_s": round(outcome.seconds, 2),
+        "verdict": str(outcome.status),
+        "minimum_bytes": outcome.lower_bound_bytes,
+        "gap_fraction": outcome.gap_fraction,
+    }
+    if outcome.plan is None:
+        return {**found, "status": "infeasible" if outcome.status is Status.INFEASIBLE else "no plan", "reason": outcome.reason}
+    trainer, plain = subject.fitted(outcome.plan), subject.plain()
     found.update(compare(plain, trainer))
     held = trainer.held_bytes()
     left, peak = peaks_of(trainer.step, CPU)
-    report = fitted.report()
+    base = subject.free.timeline.compute_time_ns
     found.update(
-        predicted_bytes=report.predicted_peak_bytes,
+        predicted_bytes=outcome.plan.timeline.peak_bytes,
         measured_bytes=held + peak,
         left_bytes=left,
-        predicted_overhead_fraction=report.overhead_fraction,
+        predicted_overhead_fraction=outcome.plan.timeline.compute_time_ns / base - 1,
         time_ratio=time_ratio(plain, trainer),
-        check=report.check,
-        notes=list(report.notes),
     )
     return {**found, "status": verdict(found)}
 
@@ -140,20 +176,18 @@ def compare(plain: Trainer, fitted: Trainer, steps: int = 2) -> dict[str, Any]:
         for trainer in (plain, fitted):
             torch.manual_seed(100 + k)
             trainer.gradients()
-            trainer.random = torch.get_rng_state()  # type: ignore[attr-defined]
         for label, ours, theirs in pairs(plain, fitted):
             difference = relative(ours, theirs)
             if difference > worst:
                 worst, where = difference, f"step {k}, {label}"
         for trainer in (plain, fitted):
-            trainer.optimizer.step()
-            trainer.optimizer.zero_grad()
+            trainer.finish()
     return {"bitwise": worst == 0.0, "worst_difference": worst, "worst_where": where}
 
 
 def pairs(plain: Trainer, fitted: Trainer) -> Iterable[tuple[str, Any, Any]]:
     yield "loss", fitted.loss, plain.loss
-    yield "random stream", fitted.random, plain.random  # type: ignore[attr-defined]
+    yield "random stream", fitted.random, plain.random
     for (name, a), (_, b) in zip(fitted.model.named_parameters(), plain.model.named_parameters(), strict=True):
         yield f"gradient of {name}", a.grad, b.grad
     for (name, a), (_, b) in zip(fitted.model.named_buffers(), plain.model.named_buffers(), strict=True):
@@ -171,7 +205,7 @@ def relative(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> float:
     return found if found == found else float("inf")
 
 
-def time_ratio(plain: Trainer, fitted: Trainer, repeats: int = 5) -> float:
+def time_ratio(plain: Trainer, fitted: Trainer, repeats: int = 3) -> float:
     """Fastest of several steps each, taken in turns: other work on the machine hits both."""
     best = {id(plain): float("inf"), id(fitted): float("inf")}
     for _ in range(repeats):
@@ -200,15 +234,16 @@ def run(models: list[str], time_limit_s: float) -> None:
     setting = {"commit": commit(), "torch": torch.__version__, "threads": torch.get_num_threads(), "seed": 0, "command": command()}
     for name in models:
         try:
-            known = sizes(name)
+            subject = Subject(name)
         except MemfitError as error:
             rows.append({"model": name, "percent": 0, "status": "refused", "reason": str(error), **setting})
             print(f"{name:20} refused: {error}", file=sys.stderr, flush=True)
             continue
+        known = subject.sizes()
         for percent in PERCENTS:
             gc.collect()
             try:
-                found = row(name, percent, known, time_limit_s)
+                found = row(subject, percent, known, time_limit_s)
             except Exception as error:
                 found = {"model": name, "percent": percent, **known, "status": "error", "reason": f"{type(error).__name__}: {error}"}
             rows.append({**found, **setting})
@@ -225,7 +260,7 @@ def line(found: dict[str, Any]) -> str:
     return (
         f"{found['model']:20} {found['percent']:4} {found['status']:8} bitwise {found['bitwise']!s:5} ({found['worst_difference']:.0e}) "
         f"budget {found['budget_bytes']:>11,} predicted {found['predicted_bytes']:>11,} measured {miss:+.2%} time {found['time_ratio']:.2f} "
-        f"(planned {1 + found['predicted_overhead_fraction']:.2f}) fit {found['fit_s']:.0f} s"
+        f"(planned {1 + found['predicted_overhead_fraction']:.2f}) plan {found['plan_s']:.0f} s"
     )
 
 
@@ -251,7 +286,7 @@ def write_table(rows: list[dict[str, Any]]) -> None:
         (__doc__ or "").split("Bytes.")[1].strip().join(("**Bytes.** ", "")),
         "",
         f"torch {first.get('torch')}, {first.get('threads')} thread on a shared 2-core machine, seed 0, AdamW, planner `auto`. Command: "
-        f"`python -m benchmarks.model_matrix`; raw rows with commits in `{NAME}.jsonl`. Times are the fastest of five steps each, plain and "
+        f"`python -m benchmarks.model_matrix`; raw rows with commits in `{NAME}.jsonl`. Times are the fastest of three steps each, plain and "
         "fitted in turns; other work ran on the machine, so a time ratio is good to about 10 %.",
         "",
         f"- **{len(fine)} of {len(models)} models work at every feasible budget** (a budget is infeasible where that is proven).",
@@ -287,7 +322,7 @@ def mb(r: dict[str, Any], key: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", choices=list(ZOO), default=list(ZOO), metavar="MODEL")
-    parser.add_argument("--time-limit-s", type=float, default=10, help="planning time for each budget")
+    parser.add_argument("--time-limit-s", type=float, default=6, help="planning time for each budget")
     parser.add_argument("--threads", type=int, default=1, help="more than one waits for others on a shared machine")
     parser.add_argument("--table-only", action="store_true", help="write the table again from the raw rows")
     options = parser.parse_args()

@@ -89,11 +89,11 @@ def _language_inputs() -> dict[str, torch.Tensor]:
 
 
 def resnet18() -> Instance:
-    return _timm("resnet18", channels=(16, 32, 64, 128), drop_rate=0.1)
+    return _timm("resnet18d", stem_width=8, channels=(16, 32, 64, 128), drop_rate=0.1)
 
 
 def resnet50() -> Instance:
-    return _timm("resnet50", batch=2, channels=(8, 16, 32, 64))
+    return _timm("resnet50d", batch=2, stem_width=4, channels=(8, 16, 32, 64))
 
 
 def googlenet() -> Instance:

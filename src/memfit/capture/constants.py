@@ -32,11 +32,13 @@ class KnownConstants(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name == "__get__":  # .shape and the like: most calls, and never a new value
+            return func(*args, **kwargs)
         if func in _ANSWERS and isinstance(args[0], torch.Tensor) and args[0] in self.known:
             return _really(func, (self.known[args[0]],), {})
         result = func(*args, **kwargs)
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        name = getattr(func, "__name__", "")
         if name == "__setitem__" or (name.endswith("_") and not name.startswith("__")) or "out" in kwargs:
             for tensor in tensors:
                 self.known.pop(tensor, None)  # written in place: its value is no longer what we computed

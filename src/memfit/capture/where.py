@@ -59,6 +59,8 @@ class _Recorder(TorchFunctionMode):
         self.modules = modules
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == "__get__":  # .shape and the like: most calls, and no op
+            return func(*args, **(kwargs or {}))
         module = next((name for name in reversed(self.modules) if name), "")
         line = _user_line()
         fx_traceback.current_meta["custom"] = {_KEY: f"{module}, {line}" if module and line else module or line}

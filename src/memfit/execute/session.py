@@ -148,18 +148,13 @@ class GradientSink:
 
 
 def accumulate(leaf: torch.Tensor, gradient: torch.Tensor, keeps: bool) -> None:
-    """What autograd's AccumulateGrad does: hooks, then steal, copy or add, then post-accumulate hooks."""
-    for hook in (leaf._backward_hooks or {}).values():
-        changed = hook(gradient)
-        gradient = gradient if changed is None else changed
+    """What autograd's AccumulateGrad does: steal, copy or add."""
     if leaf.grad is not None:
         leaf.grad.add_(gradient)
     elif keeps and gradient.stride() == leaf.stride() and gradient.dtype == leaf.dtype:
         leaf.grad = gradient.detach()
     else:
         leaf.grad = torch.empty_like(leaf, requires_grad=False).copy_(gradient)
-    for hook in (getattr(leaf, "_post_accumulate_grad_hooks", None) or {}).values():
-        hook(leaf)
 
 
 def _with_layout(tangent: torch.Tensor, sample: torch.Tensor | None) -> torch.Tensor:
@@ -190,24 +185,32 @@ class PlannedStep(torch.autograd.Function):
         session: Session = ctx.session
         sink = GradientSink(session.sources, _returned(ctx, session))
         session.backward(tangents, sink)
-        return (None, None, *(sink.collected.get(i) for i in range(len(session.sources))))
+        return (None, None, *(sink.collected.pop(i, None) for i in range(len(session.sources))))
 
 
 def _returned(ctx: Any, session: Session) -> frozenset[int]:
-    """Sources whose gradient goes back through autograd: inputs, and parameters asked for by torch.autograd.grad."""
+    """Sources whose gradient goes back through autograd at the end: inputs, parameters with hooks, which autograd calls, and
+    parameters asked for by torch.autograd.grad. A hook that changes a parameter must not run while backward still reads it."""
     num_parameters = session.captured.convention.num_parameters
     back = {i for i in range(num_parameters, len(session.sources)) if ctx.needs_input_grad[2 + i]}
     for i in range(num_parameters):
         leaf = session.sources[i]
-        if ctx.needs_input_grad[2 + i] and (not leaf.is_leaf or not _accumulates_now(leaf)):
+        if ctx.needs_input_grad[2 + i] and (not leaf.is_leaf or has_hooks(leaf) or not _accumulates_now(leaf)):
             back.add(i)
     return frozenset(back)
 
 
+def has_hooks(leaf: torch.Tensor) -> bool:
+    return bool(leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None))
+
+
 def _accumulates_now(leaf: torch.Tensor) -> bool:
-    """Whether this backward will put a gradient into leaf.grad; torch.autograd.grad will not."""
+    """Whether this backward will put a gradient into leaf.grad; torch.autograd.grad will not, and refuses the question."""
     node = torch.autograd.graph.get_gradient_edge(leaf).node
-    return bool(torch._C._will_engine_execute_node(node))
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:
+        return False
 
 
 def run(session: Session) -> Any:
