@@ -49,6 +49,7 @@ _HOME = {
     "plan": "memfit.planning",
     "fit": "memfit.api",
     "estimate": "memfit.api",
+    "frontier": "memfit.api",
     "register_backend": "memfit.backend",
     "Inputs": "memfit.capture.inputs",
     "run_chain": "memfit.execute.chain",

@@ -1,4 +1,4 @@
-"""The public door for training: `fit`, `estimate`, and the one place that strings capture, profile, plan and execute together."""
+"""The public door for training: `fit`, `estimate`, `frontier`, and the one place that strings capture, profile, plan and execute together."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ from memfit.core.io import load
 from memfit.core.outcome import Outcome, Status
 from memfit.core.plan import Plan
 from memfit.core.simulate import simulate
-from memfit.core.units import parse_bytes
+from memfit.core.units import format_bytes, parse_bytes
 from memfit.execute.codegen import generate
 from memfit.execute.fitted import FittedModule, fit_module
 from memfit.execute.session import Ready
 from memfit.execute.stepper import Stepper
 from memfit.planning import plan as find_plan
+from memfit.planning.curve import curve, share_out, spread
 from memfit.profile.allocations import meter
 from memfit.profile.devices import device as find_device
 from memfit.profile.measured import measured
 from memfit.profile.roofline import roofline
 from memfit.report.estimate import Estimate, summarize
+from memfit.report.frontier import Frontier, frontier_of
 from memfit.report.progress import Progress
 
 if TYPE_CHECKING:
@@ -230,6 +232,66 @@ def estimate(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Studied:
+    """A training step ready for planning: captured, with its costs, and what the process holds besides."""
+
+    captured: Captured
+    costs: Costs
+    elsewhere_bytes: int
+
+
+def study(
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    loss_fn: Callable[..., Any] | None = None,
+    example_targets: Any = (),
+    optimizer: torch.optim.Optimizer | None = None,
+    device: str | None = None,
+    reserve: int | str = "0",
+) -> Studied:
+    """Capture and cost a step as `fit` does, without planning it: a plan made for `captured.graph` is one that `fit` accepts."""
+    reserve_bytes = parse_bytes(reserve, what="reserve")
+    task, call = _task_and_call(model, example_inputs, loss_fn, example_targets, optimizer, device, reserve_bytes)
+    with Progress("memfit") as progress, torch.enable_grad():
+        progress.update("tracing the model")
+        captured = task.capture(call)
+        return Studied(captured=captured, costs=task.costs(captured, progress), elsewhere_bytes=held_elsewhere(task, call, captured))
+
+
+def frontier(
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    loss_fn: Callable[..., Any] | None = None,
+    example_targets: Any = (),
+    optimizer: torch.optim.Optimizer | None = None,
+    device: str | None = None,
+    num_points: int = 8,
+    fractions: Sequence[float] | None = None,
+    planner: str | Planner = "auto",
+    time_limit_s: float = 60,
+) -> Frontier:
+    """Memory against time for this training step: the best plan at each of several budgets, to look at and choose from.
+
+    Budgets are spread from the proven minimum to the keep-all peak, or given as `fractions` of that peak. More budget is never
+    planned slower, less budget never planned to hold more. `frontier.at("6GiB").plan` goes straight into `fit(..., plan=...)`.
+    """
+    studied = study(model, example_inputs, loss_fn=loss_fn, example_targets=example_targets, optimizer=optimizer, device=device)
+    graph, costs = studied.captured.graph, studied.costs
+    keep_all = find_plan(graph, costs, planner="keep_all").require_plan()
+    budgets = spread(graph, costs, num_points) if fractions is None else share_out(keep_all.timeline.peak_bytes, fractions)
+    with Progress("memfit") as progress:
+
+        def tell(done: int, total: int) -> None:
+            progress.update("planning the frontier", done, total)
+
+        tell(0, len(budgets))
+        points = curve(graph, costs, budgets, planner=planner, time_limit_s=time_limit_s, progress=tell)
+    return frontier_of(points, keep_all=keep_all, device=costs.device, elsewhere_bytes=studied.elsewhere_bytes)
+
+
 def smallest_budget(graph: Graph, costs: Costs, *, time_limit_s: float) -> Outcome:
     """The plan with the smallest peak that bisection finds in the time, and the proven minimum."""
     begin = time.perf_counter()
@@ -277,13 +339,20 @@ def load_plan(plan: str | Path | Plan | None) -> Plan | None:
 
 
 def _replayed(plan: Plan, captured: Captured, costs: Costs, budget: Budget) -> Plan:
-    """A saved plan, judged anew on this graph: a plan from a stranger is data."""
+    """A saved plan, judged anew on this graph with this device's costs: a plan from a stranger is data."""
     if plan.graph_digest != captured.graph.digest:
         raise BadInput(
-            f"the plan is for graph {plan.graph_digest[:12]}, this model with these inputs is {captured.graph.digest[:12]}: "
-            "another model, other shapes, or another torch version. Plan again with memfit plan, or leave out plan=."
+            f"the plan is for graph {plan.graph_digest[:12]}, this model with these inputs is {captured.graph.digest[:12]}: another model, "
+            "other shapes, another optimizer or loss, another torch version or another kind of device. Plan again with memfit plan, or leave out plan=."
         )
-    timeline = simulate(captured.graph, plan.schedule, costs, budget)
+    timeline = simulate(captured.graph, plan.schedule, costs)
+    limit = budget.device_bytes
+    if limit is not None and timeline.peak_bytes > limit:
+        raise BadInput(
+            f"the plan holds {format_bytes(timeline.peak_bytes)} on this device ({costs.device}; {format_bytes(plan.timeline.peak_bytes)} where it was "
+            f"made), and {format_bytes(limit)} are left of the budget: its ops need other workspaces here, or it was made for a larger budget. "
+            "Plan again with memfit plan, or give a larger budget."
+        )
     return Plan(schedule=plan.schedule, timeline=timeline, planner=plan.planner, graph_digest=plan.graph_digest, budget=budget)
 
 

@@ -15,7 +15,7 @@ import typer
 import memfit
 from memfit.core.errors import InfeasibleBudget, MemfitError, NoPlanFound
 
-_SHARED = {"console", "torch_demo", "training"}  # helpers of the commands, not commands
+_SHARED = {"console", "step", "torch_demo", "training"}  # helpers of the commands, not commands
 
 app = typer.Typer(
     name="memfit",

@@ -1,8 +1,7 @@
-"""`memfit plan FILE --budget 6GiB`: the planner on the command line, for graphs from files."""
+"""`memfit plan FILE --budget 6GiB`: the planner on the command line, for models and for graphs from files."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,64 +10,69 @@ from typing import TYPE_CHECKING, cast
 import typer
 
 from memfit.cli.console import FORCE_OPTION, JSON_OPTION, OUTPUT_OPTION, print_json, print_table, wrote
+from memfit.cli.step import COSTS_OPTION, DEVICE_OPTION, RESERVE_OPTION, STEP_ARGUMENT, STEP_OPTIMIZER_OPTION, Step, load_step
 from memfit.core.budget import Budget
-from memfit.core.costs import Costs, uniform_costs
 from memfit.core.errors import BadInput
 from memfit.core.graph import Graph
-from memfit.core.io import load, read_text, save
+from memfit.core.io import Artifact, check_target, save
 from memfit.core.outcome import Outcome
 from memfit.core.plan import Timeline
-from memfit.core.units import format_bytes, format_ns, format_percent
+from memfit.core.units import exact_bytes, format_bytes, format_ns, format_percent
 
 if TYPE_CHECKING:
     from memfit.planning.base import Listener
 
 
 def command(
-    file: str = typer.Argument(..., help="A memfit.graph JSON file or a node-link graph (networkx)."),
-    costs: Path | None = typer.Option(None, "--costs", help="A memfit.costs JSON file for a memfit.graph; without it every op takes 1 ns."),
+    file: str = STEP_ARGUMENT,
+    costs: Path | None = COSTS_OPTION,
     budget: str | None = typer.Option(None, "--budget", help='Device bytes the step may hold, e.g. "6GiB".'),
     budget_fraction: float | None = typer.Option(None, "--budget-fraction", help="The budget as a fraction of the keep-all peak."),
+    device: str | None = DEVICE_OPTION,
+    optimizer: str = STEP_OPTIMIZER_OPTION,
+    reserve: str = RESERVE_OPTION,
     planner: str = typer.Option("auto", "--planner", help="Which planner; an unknown name lists them."),
     time_limit: float = typer.Option(30.0, "--time-limit", help="Seconds after which the best plan so far is given."),
+    save_graph: Path | None = typer.Option(None, "--save-graph", help="Also write the step's graph (memfit.graph)."),
+    save_costs: Path | None = typer.Option(None, "--save-costs", help="Also write the costs planned with (memfit.costs)."),
     as_json: bool = JSON_OPTION,
     output: Path | None = OUTPUT_OPTION,
     force: bool = FORCE_OPTION,
 ) -> None:
-    """Plan what FILE's step keeps and recomputes so that it stays inside a budget. Ctrl-C keeps the best plan so far."""
+    """Plan what the step keeps and recomputes so that it stays inside a budget. Ctrl-C keeps the best plan so far."""
     from memfit.planning import plan
 
     if (budget is None) == (budget_fraction is None):
         raise typer.BadParameter("give --budget or --budget-fraction, one of them.")
-    the_graph, the_costs = load_step(file, costs)
-    whole = plan(the_graph, the_costs, planner="keep_all").require_plan().timeline
+    for path in filter(None, (output, save_graph, save_costs)):
+        check_target(path, force=force)
+    step = load_step(file, costs, device=device, optimizer=optimizer, reserve=reserve)
+    whole = plan(step.graph, step.costs, planner="keep_all").require_plan().timeline
     limit = Budget.parse(budget) if budget is not None else _share(whole.peak_bytes, cast(float, budget_fraction))
+    limit = Budget(device_bytes=max(0, (limit.device_bytes or 0) - step.elsewhere_bytes))
     with _progress() as listener:
-        outcome = plan(the_graph, the_costs, limit, planner=planner, time_limit_s=time_limit, progress=listener)
+        outcome = plan(step.graph, step.costs, limit, planner=planner, time_limit_s=time_limit, progress=listener)
     if as_json:
         print_json(_as_data(outcome, planner, whole, limit))
     elif outcome.plan is not None:
-        print_table(_as_rows(outcome, the_graph, whole, limit))
+        print_table(_as_rows(outcome, step.graph, whole, limit))
+    for target, artifact in ((save_graph, step.graph), (save_costs, step.costs)):
+        if target:
+            save(cast(Artifact, artifact), target, force=force)
+            wrote(target)
     outcome.require_plan()
     if output:
         save(outcome.require_plan(), output, force=force)
-        wrote(output, f"memfit simulate {file} {output}" if the_costs.device != "file" else "")
+        wrote(output, _next(file, output, step, save_graph, limit))
 
 
-def load_step(file: str, costs: Path | None) -> tuple[Graph, Costs]:
-    """A graph with its costs from whatever FILE is."""
-    from memfit.capture.node_link import is_node_link, parse_node_link
-
-    try:
-        data = json.loads(read_text(file))
-    except (ValueError, RecursionError):
-        data = None  # `load` says what is wrong with it
-    if is_node_link(data):
-        if costs is not None:
-            raise BadInput(f"{file}: a node-link graph brings its own costs; leave --costs out.")
-        return parse_node_link(data, source=file)
-    graph = cast(Graph, load(file, Graph))
-    return graph, cast(Costs, load(costs, Costs)) if costs else uniform_costs(graph)
+def _next(file: str, output: Path, step: Step, save_graph: Path | None, limit: Budget) -> str:
+    """What to do with the plan."""
+    if step.is_model:
+        return f"memfit run {file} --plan {output} --budget {exact_bytes((limit.device_bytes or 0) + step.elsewhere_bytes)}"
+    if step.costs.device == "file" and save_graph is None:
+        return ""
+    return f"memfit simulate {save_graph or file} {output}"
 
 
 def _share(peak_bytes: int, fraction: float) -> Budget:

@@ -5,19 +5,23 @@ from __future__ import annotations
 import statistics
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import typer
 
 from memfit.cli.console import JSON_OPTION, print_json
 from memfit.cli.training import MODEL_ARGUMENT, OPTIMIZER_OPTION, load_training
 from memfit.core.errors import BadInput
+from memfit.core.io import load
+from memfit.core.plan import Plan
 from memfit.core.units import format_bytes
 
 
 def command(
     model: str = MODEL_ARGUMENT,
-    budget: str = typer.Option(..., "--budget", help='Device bytes the whole step may hold, e.g. "6GiB".'),
+    budget: str | None = typer.Option(
+        None, "--budget", help='Device bytes the whole step may hold, e.g. "6GiB"; with --plan the budget it was made for.'
+    ),
     steps: int = typer.Option(3, "--steps", min=1, help="Training steps to run."),
     optimizer: str = OPTIMIZER_OPTION,
     planner: str = typer.Option("auto", "--planner", help="Which planner; an unknown name lists them."),
@@ -28,6 +32,8 @@ def command(
     """Fit the model into the budget, train, and report predicted and measured peak, time, and whether gradients equal the plain model's."""
     import memfit
 
+    if budget is None and plan is None:
+        raise typer.BadParameter("give --budget, --plan or both.")
     training = load_training(model, optimizer)
     recipe = training.recipe
     if recipe.loss_fn is None:
@@ -37,7 +43,7 @@ def command(
     fitted = memfit.fit(
         recipe.model,
         recipe.example_inputs,
-        budget=budget,
+        budget=budget if budget is not None else _budget_of(cast(Path, plan)),
         optimizer=training.optimizer,
         loss_fn=recipe.loss_fn,
         example_targets=recipe.example_targets,
@@ -58,6 +64,13 @@ def command(
     if report.budget_bytes is not None and (report.measured_peak_bytes or 0) > report.budget_bytes:
         typer.echo(f"measured peak {format_bytes(report.measured_peak_bytes or 0)} is above the budget", err=True)
         raise typer.Exit(1)
+
+
+def _budget_of(path: Path) -> int:
+    limit = cast(Plan, load(path, Plan)).budget.device_bytes
+    if limit is None:
+        raise BadInput(f"{path}: the plan was made without a budget; give --budget.")
+    return limit
 
 
 def _train(fitted: Any, recipe: Any, optimizer: Any, steps: int) -> tuple[list[float], list[float]]:
