@@ -15,20 +15,24 @@ No time index, so about three variables per op, solved in hundredths of a second
 order and with any number of recomputations, so its value bounds them all; with operator variants and fused ops (several
 producers) nothing changes. A recomputation is a b and an r of the same op.
 
+A chain of cuts, each of which can only come after the one before, repeats the middle: k of cut j + 1 comes from k of cut j
+and from what runs between them. That sees a value recomputed twice, which one cut cannot; it pays off near the floor.
+
 The bound reported is not the solver's float but the Lagrangian value of its dual, which is valid whatever the solver's
 tolerance. Where no k fits, the least memory of the same program is the proof.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
 import numpy as np
 from scipy.optimize import linprog
-from scipy.sparse import csr_matrix
+from scipy.sparse import csr_matrix, vstack
 
-from memfit.planning.floor import required_storages
+from memfit.planning.floor import required_for, required_storages
 from memfit.planning.model import Flags, Floats, Ints, Model
 
 _SAFETY = 1e-9
@@ -37,11 +41,11 @@ _SAFETY = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutSolution:
-    """`keep[s]`, `before[f]`, `at[f]` and `after[f]` are the LP's values; `bound_ns` holds for every plan inside the budget."""
+    """The LP's values: `keep[j][s]` at cut j, `before[f]`, `at[f]` and `after[f]`; `bound_ns` holds for every plan inside the budget."""
 
-    cut: int
+    cuts: tuple[int, ...]
     bound_ns: int
-    keep: Floats
+    keep: tuple[Floats, ...]
     before: Floats
     at: Floats
     after: Floats
@@ -66,36 +70,39 @@ def runnable_without(model: Model, cut: int) -> Flags:
 
 
 class CutProgram:
-    """The program of one cut, built once and solved for many budgets."""
+    """The program of one cut, or of a chain of cuts each of which must come after the one before; solved for many budgets."""
 
-    def __init__(self, model: Model, cut: int) -> None:
-        self.model, self.cut = model, cut
-        able = runnable_without(model, cut)
-        forms, storages = model.num_forms, model.num_storages
-        self.before = _numbering(able, 0)
-        num = int(able.sum())
-        at = np.zeros(forms, np.bool_)
-        at[list(model.producers[cut])] = True
-        self.at = _numbering(at, num)
-        num += int(at.sum())
-        self.after = np.arange(num, num + forms)
-        num += forms
-        have = model.arrays.source.copy()
-        for f in np.flatnonzero(able):
-            have[[*model.outs[f], *(new for new, _ in model.takes[f])]] = True
-        self.keep = _numbering(have, num)
-        self.num_variables = num + int(have.sum())
-        self.num_storages = storages
+    def __init__(self, model: Model, cuts: Sequence[int]) -> None:
+        self.model, self.cuts = model, tuple(cuts)
+        self.num_variables = 0
+        able = [runnable_without(model, cut) for cut in cuts]
+        self.runs = [self._number(flags) for flags in (*able, np.ones(model.num_forms, np.bool_))]
+        self.at = [self._number(_members(model.producers[cut], model.num_forms)) for cut in cuts]
+        self.keep = [self._number(_made_by(model, flags)) for flags in able]
+        everything = np.ones(model.num_forms, np.bool_)
+        self.after = [self._number(everything) for _ in cuts] if len(self.cuts) > 1 else []
         self.rows: list[list[tuple[int, float]]] = []
         self.right: list[float] = []
-        self._flow_rows(able)
+        for stage in range(len(self.runs)):
+            self._flow_rows(stage)
+        for cut in range(len(self.cuts)):
+            self._keep_rows(cut)
+        for cut in range(len(self.after)):
+            self._presence_rows(cut)
         self._result_rows()
         self._required_rows()
-        self._once_rows(able)
+        self._once_rows()
         self.time_scale = float(max(int(model.arrays.time.sum()), 1))
         self.cost = self._cost_row()
-        self.memory = self._memory_row()
+        self.memory = [self._memory_row(cut) for cut in range(len(self.cuts))]
         self._matrix()
+
+    def _number(self, flags: Flags) -> Ints:
+        numbers = np.full(len(flags), -1, np.int64)
+        count = int(flags.sum())
+        numbers[flags] = np.arange(self.num_variables, self.num_variables + count)
+        self.num_variables += count
+        return numbers
 
     # -- rows: every one is  Σ coefficient * x <= right -----------------------------------------------------------
 
@@ -103,67 +110,92 @@ class CutProgram:
         self.rows.append(entries)
         self.right.append(right)
 
-    def _flow_rows(self, able: Flags) -> None:
-        model, source = self.model, self.model.arrays.source
-        for s in range(self.num_storages):
-            makers = model.producers[s]
-            if self.keep[s] >= 0 and not source[s]:
-                early = [(int(self.before[g]), -1.0) for g in makers if self.before[g] >= 0]
-                self._row([(int(self.keep[s]), 1.0), *early], 0.0)
-                if model.arrays.pinned[s]:  # a result already made is held
-                    for variable, _ in early:
-                        self._row([(variable, 1.0), (int(self.keep[s]), -1.0)], 0.0)
-        for f in range(model.num_forms):
-            for s in model.ins[f]:
-                if able[f] and not source[s]:
-                    early = [(int(self.before[g]), -1.0) for g in model.producers[s] if self.before[g] >= 0]
-                    self._row([(int(self.before[f]), 1.0), *early], 0.0)
-                if self.at[f] >= 0 and self.keep[s] >= 0:
-                    self._row([(int(self.at[f]), 1.0), (int(self.keep[s]), -1.0)], 0.0)
-                self._row([(int(self.after[f]), 1.0), *self._available_after(s)], 0.0)
-        self._row([(int(v), -1.0) for v in self.at if v >= 0], -1.0)
-
-    def _available_after(self, storage: int) -> list[tuple[int, float]]:
+    def _available(self, stage: int, storage: int) -> list[tuple[int, float]]:
+        """What makes `storage` available in a stage: runs of that stage, and what the cut before it kept and made."""
         makers = self.model.producers[storage]
-        found = [(int(self.after[g]), -1.0) for g in makers]
-        found += [(int(self.at[g]), -1.0) for g in makers if self.at[g] >= 0]
-        if self.keep[storage] >= 0:
-            found.append((int(self.keep[storage]), -1.0))
-        return found
+        found = [int(self.runs[stage][g]) for g in makers]
+        if stage:
+            found += [int(self.at[stage - 1][g]) for g in makers] + [int(self.keep[stage - 1][storage])]
+        return [(v, -1.0) for v in found if v >= 0]
+
+    def _flow_rows(self, stage: int) -> None:
+        """A form runs in a stage only if its inputs are available there; sources are until somebody drops them."""
+        for f in map(int, np.flatnonzero(self.runs[stage] >= 0)):
+            for s in self.model.ins[f]:
+                if stage or not self.model.arrays.source[s]:
+                    self._row([(int(self.runs[stage][f]), 1.0), *self._available(stage, s)], 0.0)
+
+    def _keep_rows(self, cut: int) -> None:
+        model, keep, at = self.model, self.keep[cut], self.at[cut]
+        for s in map(int, np.flatnonzero(keep >= 0)):
+            available = self._available(cut, s)
+            if cut or not model.arrays.source[s]:
+                self._row([(int(keep[s]), 1.0), *available], 0.0)
+            if model.arrays.pinned[s]:  # a result already made is held
+                for variable, _ in available:
+                    self._row([(variable, 1.0), (int(keep[s]), -1.0)], 0.0)
+        for f in map(int, np.flatnonzero(at >= 0)):
+            for s in model.ins[f]:
+                if keep[s] >= 0:
+                    self._row([(int(at[f]), 1.0), (int(keep[s]), -1.0)], 0.0)
+        self._row([(int(v), -1.0) for v in at if v >= 0], -1.0)
+
+    def _presence_rows(self, cut: int) -> None:
+        """Whether a form runs at all after a cut: else half a run in each of two stages would get by with half its inputs."""
+        model, after = self.model, self.after[cut]
+        runs = (*self.runs[cut + 1 :], *self.at[cut + 1 :])
+
+        def there(s: int) -> list[tuple[int, float]]:
+            found = [int(after[g]) for g in model.producers[s]] + [int(self.at[cut][g]) for g in model.producers[s]]
+            return [(v, -1.0) for v in (*found, int(self.keep[cut][s])) if v >= 0]
+
+        for f in range(model.num_forms):
+            self._row([(int(after[f]), 1.0), *((int(numbers[f]), -1.0) for numbers in runs if numbers[f] >= 0)], 0.0)
+            for s in model.ins[f]:
+                self._row([(int(after[f]), 1.0), *there(s)], 0.0)
+        for s in map(int, np.flatnonzero(model.arrays.pinned)):
+            self._row(there(s), -1.0)
+        early = (*self.runs[: cut + 1], *self.at[: cut + 1])
+        for s in sorted(required_for(model, self.cuts[cut])):
+            made = [int(numbers[f]) for f in model.producers[s] for numbers in (*self.runs[: cut + 1], *self.at[:cut]) if numbers[f] >= 0]
+            self._row([(v, -1.0) for v in made], -1.0)
+        for s in sorted(required_storages(model)):
+            made = [int(numbers[f]) for f in model.producers[s] for numbers in (*early, after) if numbers[f] >= 0]
+            self._row([(v, -1.0) for v in made], -1.0)
 
     def _result_rows(self) -> None:
         for s in np.flatnonzero(self.model.arrays.pinned):
-            self._row(self._available_after(int(s)), -1.0)
+            self._row(self._available(len(self.cuts), int(s)), -1.0)
+
+    def _all_runs(self, form: int) -> list[int]:
+        return [int(numbers[form]) for numbers in (*self.runs, *self.at) if numbers[form] >= 0]
 
     def _required_rows(self) -> None:
         """What every plan makes is made whole, not half before and half after from a half that was kept."""
         for s in sorted(required_storages(self.model)):
-            runs = [v for f in self.model.producers[s] for v in (self.before[f], self.at[f], self.after[f]) if v >= 0]
-            self._row([(int(v), -1.0) for v in runs], -1.0)
+            self._row([(v, -1.0) for f in self.model.producers[s] for v in self._all_runs(f)], -1.0)
 
-    def _once_rows(self, able: Flags) -> None:
-        runs: dict[int, list[tuple[int, float]]] = {}
+    def _once_rows(self) -> None:
+        once: dict[int, list[tuple[int, float]]] = {}
         for f, (op, _) in enumerate(self.model.forms):
             if not self.model.arrays.replayable[f]:
-                row = runs.setdefault(op, [])
-                row += [(int(v), 1.0) for v in (self.before[f], self.at[f], self.after[f]) if v >= 0]
-        for row in runs.values():
+                once.setdefault(op, []).extend((v, 1.0) for v in self._all_runs(f))
+        for row in once.values():
             self._row(row, 1.0)
 
     def _cost_row(self) -> Floats:
         cost = np.zeros(self.num_variables)
         time = self.model.arrays.time / self.time_scale
-        for numbers in (self.before, self.at, self.after):
+        for numbers in (*self.runs, *self.at):
             cost[numbers[numbers >= 0]] = time[numbers >= 0]
         return cost
 
-    def _memory_row(self) -> Floats:
+    def _memory_row(self, cut: int) -> Floats:
         memory = np.zeros(self.num_variables)
-        a = self.model.arrays
-        kept = self.keep >= 0
-        memory[self.keep[kept]] = a.size[kept]
-        for f in np.flatnonzero(self.at >= 0):
-            memory[self.at[f]] = a.workspace[f] + sum(int(a.size[s]) for s in self.model.outs[f])
+        a, keep = self.model.arrays, self.keep[cut]
+        memory[keep[keep >= 0]] = a.size[keep >= 0]
+        for f in np.flatnonzero(self.at[cut] >= 0):
+            memory[self.at[cut][f]] = a.workspace[f] + sum(int(a.size[s]) for s in self.model.outs[f])
         return memory
 
     def _matrix(self) -> None:
@@ -178,41 +210,35 @@ class CutProgram:
     # -- solving --------------------------------------------------------------------------------------------------
 
     def solve(self, limit_bytes: int, *, time_limit_s: float = 60.0) -> CutSolution | None:
-        """The cheapest way through this cut, or None when nothing fits (`least_bytes` then proves it)."""
+        """The cheapest way through the cuts, or None when nothing fits (`least_bytes` then proves it) or time is up."""
         room = float(limit_bytes - self.model.arrays.base_bytes)
         if room < 0:
             return None
         scale = max(room, 1.0)
-        matrix, right = self._with_memory(room / scale, scale)
-        found = linprog(self.cost, A_ub=matrix, b_ub=right, bounds=(0, 1), method="highs", options={"time_limit": time_limit_s})
-        if found.x is None:
+        matrix = vstack((self.flow, *(csr_matrix((row / scale).reshape(1, -1)) for row in self.memory)), format="csr")
+        right = np.array([*self.right, *(room / scale for _ in self.memory)])
+        found = linprog(self.cost, A_ub=matrix, b_ub=right, bounds=(0, 1), method="highs", options={"time_limit": max(time_limit_s, 0.05)})
+        if found.x is None or found.status != 0:
             return None
         bound = self._lagrangian(self.cost, matrix, right, -found.ineqlin.marginals) * self.time_scale
         return CutSolution(
-            cut=self.cut,
+            cuts=self.cuts,
             bound_ns=max(ceil(bound - _SAFETY * self.time_scale), 0),
-            keep=_pick(found.x, self.keep),
-            before=_pick(found.x, self.before),
-            at=_pick(found.x, self.at),
-            after=_pick(found.x, self.after),
+            keep=tuple(_pick(found.x, numbers) for numbers in self.keep),
+            before=_pick(found.x, self.runs[0]),
+            at=np.sum([_pick(found.x, numbers) for numbers in self.at], axis=0),
+            after=np.sum([_pick(found.x, numbers) for numbers in self.runs[1:]], axis=0),
         )
 
     def least_bytes(self) -> int:
-        """The least memory at this cut, whatever the time: a budget below it is proven infeasible."""
-        scale = max(float(self.memory.max(initial=0.0)), 1.0)
-        found = linprog(self.memory / scale, A_ub=self.flow, b_ub=self.right, bounds=(0, 1), method="highs")
+        """The least memory at the first cut, whatever the time: a budget below it is proven infeasible."""
+        memory = self.memory[0]
+        scale = max(float(memory.max(initial=0.0)), 1.0)
+        found = linprog(memory / scale, A_ub=self.flow, b_ub=self.right, bounds=(0, 1), method="highs")
         if found.x is None:
             return int(self.model.arrays.base_bytes)
-        bound = self._lagrangian(self.memory / scale, self.flow, np.array(self.right), -found.ineqlin.marginals) * scale
+        bound = self._lagrangian(memory / scale, self.flow, np.array(self.right), -found.ineqlin.marginals) * scale
         return int(self.model.arrays.base_bytes) + max(ceil(bound - _SAFETY * scale), 0)
-
-    def _with_memory(self, right: float, scale: float) -> tuple[csr_matrix, Floats]:
-        row = csr_matrix((self.memory / scale).reshape(1, -1))
-        flow = self.flow
-        data = np.concatenate((flow.data, row.data))
-        columns = np.concatenate((flow.indices, row.indices))
-        ptr = np.concatenate((flow.indptr, [flow.indptr[-1] + row.nnz]))
-        return csr_matrix((data, columns, ptr), shape=(flow.shape[0] + 1, flow.shape[1])), np.array([*self.right, right])
 
     @staticmethod
     def _lagrangian(cost: Floats, matrix: csr_matrix, right: Floats, dual: Floats) -> float:
@@ -226,7 +252,15 @@ def _pick(values: Floats, numbers: Ints) -> Floats:
     return np.where(numbers >= 0, values[numbers], 0.0)
 
 
-def _numbering(flags: Flags, start: int) -> Ints:
-    numbers = np.full(len(flags), -1, np.int64)
-    numbers[flags] = np.arange(start, start + int(flags.sum()))
-    return numbers
+def _members(items: Sequence[int], count: int) -> Flags:
+    flags = np.zeros(count, np.bool_)
+    flags[list(items)] = True
+    return flags
+
+
+def _made_by(model: Model, forms: Flags) -> Flags:
+    """The storages that can be there when only these forms may have run."""
+    have = model.arrays.source.copy()
+    for f in np.flatnonzero(forms):
+        have[[*model.outs[f], *(new for new, _ in model.takes[f])]] = True
+    return have

@@ -8,7 +8,7 @@ Further cuts around the peak, and where the best plan so far is tight, raise the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from memfit.core.outcome import Outcome
 from memfit.core.units import format_bytes
 from memfit.planning.base import Problem
-from memfit.planning.cut_lp import CutProgram
+from memfit.planning.cut_lp import CutProgram, runnable_without
 from memfit.planning.floor import required_storages
 from memfit.planning.judge import judged
 from memfit.planning.just_in_time import default_makers, turning_point
@@ -72,7 +72,7 @@ def explore_cuts(search: Search, *, max_cuts: int, seconds: float = 1e9) -> None
     for number, cut in enumerate(cuts_near_peak(model, agenda)):
         if number >= max_cuts or search.settled or search.good_enough or (number and (search.done or search.problem.seconds > stop)):
             break
-        program = CutProgram(model, cut)
+        program = CutProgram(model, (cut,))
         for share in SHARES if number == 0 else (1.0, 0.93):
             if search.settled or ((number or share < 1.0) and (search.done or search.problem.seconds > stop)):
                 break  # the first seed is made whatever the time limit: an answer late is better than none
@@ -89,6 +89,60 @@ def explore_cuts(search: Search, *, max_cuts: int, seconds: float = 1e9) -> None
                 break
         if number == 0 and search.best is None:
             search.mend(agenda, makers, "repair", max_steps=_steps(model))
+
+
+def explore_chains(search: Search, *, lengths: Sequence[int] = (2, 4, 7), seconds: float) -> None:
+    """Bounds and seeds from chains of cuts through the part of the step that is over budget."""
+    model, stop = search.problem.model, search.problem.seconds + seconds
+    for length in lengths:
+        cuts = chain_of_cuts(model, search.problem.limit_bytes, length)
+        if len(cuts) < 2 or search.done or search.good_enough or search.problem.seconds > stop:
+            break
+        program = CutProgram(model, cuts)
+        for share in (1.0, 0.93):
+            left = min(stop - search.problem.seconds, search.problem.seconds_left)
+            solution = program.solve(int(search.problem.limit_bytes * share), time_limit_s=left) if left > 0 else None
+            if solution is None:
+                break
+            if share == 1.0 and not model.partial:
+                search.raise_bound(solution.bound_ns)
+            seed = seed_from(model, solution)
+            search.mend(seed.sequence, seed.makers, f"{len(cuts)} cuts at {share:.0%}", max_steps=_steps(model))
+
+
+def chain_of_cuts(model: Model, limit_bytes: int, length: int) -> tuple[int, ...]:
+    """Required storages made where the plain step is over budget: the peak, and the op that needs most in each of `length`
+    slices, as long as each is impossible before the one before."""
+    agenda = np.array(model.agenda, np.int64)
+    usage = usage_of(model.arrays, agenda)
+    over = np.flatnonzero(usage > limit_bytes)
+    if not len(over):
+        return ()
+    required = required_storages(model)
+    spots = [int(p) for p in range(over[0], over[-1] + 1) if any(s in required for s in model.outs[agenda[p]])]
+    peak = int(np.argmax(usage))
+    if peak not in spots:
+        return ()
+    slices = [part for part in np.array_split(np.array(spots), length) if len(part)]
+    marks = sorted({int(max(part, key=lambda p: _working_set(model, int(agenda[p])))) for part in slices} | {peak})
+    made = {p: next(s for s in model.outs[agenda[p]] if s in required) for p in marks}
+    chain = [made[peak]]
+    for p in marks:
+        if p > peak and _comes_after(model, made[p], chain[-1]):
+            chain.append(made[p])
+    for p in reversed(marks):
+        if p < peak and _comes_after(model, chain[0], made[p]):
+            chain.insert(0, made[p])
+    return tuple(chain)
+
+
+def _working_set(model: Model, form: int) -> int:
+    a = model.arrays
+    return int(a.workspace[form]) + sum(int(a.size[s]) for s in (*model.ins[form], *model.outs[form]))
+
+
+def _comes_after(model: Model, later: int, earlier: int) -> bool:
+    return not runnable_without(model, earlier)[list(model.producers[later])].any()
 
 
 def explore_segments(search: Search) -> None:
@@ -112,7 +166,7 @@ def prove_infeasible(search: Search, program: CutProgram) -> None:
     """Turn an LP without a solution into a sentence with the number, if the number really is above the budget."""
     least = 0 if search.problem.model.partial else program.least_bytes()
     if least > search.problem.limit_bytes:
-        where = search.problem.model.describe(search.problem.model.producers[program.cut][0])
+        where = search.problem.model.describe(search.problem.model.producers[program.cuts[0]][0])
         search.proof = (
             f"{format_bytes(search.problem.limit_bytes)} ({search.problem.limit_bytes} bytes) is below the proven minimum "
             f"{format_bytes(least)} ({least} bytes): when {where} first runs, what it needs and what cannot be made again must coexist."

@@ -33,7 +33,7 @@ class DropCheap:
         ranked = self._ranked(model, turn)
         best: tuple[tuple[int, int, int], Ints] | None = None
         for count in _search(len(ranked)):
-            sequence = keep_at(model, turn, ranked[count:])
+            sequence = keep_at(model, [turn], [ranked[count:]])
             peak, time = peak_and_time(model.arrays, sequence)
             key = (max(peak - problem.limit_bytes, 0), time, peak)
             if best is None or key < best[0]:

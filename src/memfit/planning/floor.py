@@ -50,8 +50,16 @@ def find_floor(model: Model) -> Floor:
 
 def required_storages(model: Model) -> set[int]:
     """Storages every plan makes: the results, and whatever all producers of a required storage read."""
+    return _closure(model, [s for s in range(model.num_storages) if model.arrays.pinned[s]])
+
+
+def required_for(model: Model, storage: int) -> set[int]:
+    """Storages every plan has made by the time it first makes `storage`."""
+    return _closure(model, [storage]) - {storage}
+
+
+def _closure(model: Model, wanted: list[int]) -> set[int]:
     required: set[int] = set()
-    wanted = [s for s in range(model.num_storages) if model.arrays.pinned[s]]
     while wanted:
         s = wanted.pop()
         if s in required or not model.producers[s]:

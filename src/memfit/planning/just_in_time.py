@@ -10,7 +10,7 @@ only the second half uses, and that is recomputed there) disappear, which *sinks
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -28,8 +28,8 @@ def doubled(values: Ints) -> Ints:
 
 
 @kernel
-def build(a: Arrays, agenda: Ints, turn: int, keep: Flags, maker: Ints) -> Ints:
-    """Run `agenda`; after its position `turn` drop every storage not in `keep`; recompute missing inputs by `maker`."""
+def build(a: Arrays, agenda: Ints, turns: Ints, keeps: Flags, maker: Ints) -> Ints:
+    """Run `agenda`; after its position `turns[j]` drop what is not in `keeps[j]`; recompute missing inputs by `maker`."""
     num = len(a.size)
     have = np.zeros(num, np.bool_)
     for s in range(num):
@@ -71,9 +71,9 @@ def build(a: Arrays, agenda: Ints, turn: int, keep: Flags, maker: Ints) -> Ints:
                     have[a.take_new[k]] = True
                     once[a.take_new[k]] |= not a.replayable[f]
             top -= 1
-        if i == turn:
-            for s in range(num):
-                if not keep[s] and not a.source[s] and not a.pinned[s] and not once[s]:
+        for j in range(len(turns)):
+            for s in range(num if turns[j] == i else 0):
+                if not keeps[j, s] and not a.source[s] and not a.pinned[s] and not once[s]:
                     have[s] = False
     return out[:n]
 
@@ -87,13 +87,16 @@ def default_makers(model: Model) -> Ints:
     return makers
 
 
-def keep_at(model: Model, turn: int, keep: Iterable[int], agenda: Ints | None = None, makers: Ints | None = None) -> Ints:
-    """The sequence that keeps exactly `keep` at the turn of the agenda and recomputes the rest when it is read."""
+def keep_at(
+    model: Model, turns: Sequence[int], keeps: Sequence[Iterable[int]], agenda: Ints | None = None, makers: Ints | None = None
+) -> Ints:
+    """The sequence that keeps exactly `keeps[j]` at position `turns[j]` of the agenda and recomputes the rest when it is read."""
     order = np.array(model.agenda, np.int64) if agenda is None else agenda
-    flags = np.zeros(model.num_storages, np.bool_)
-    flags[np.fromiter(keep, np.int64)] = True
+    flags = np.zeros((len(turns), model.num_storages), np.bool_)
+    for row, keep in zip(flags, keeps, strict=True):
+        row[np.fromiter(keep, np.int64)] = True
     chosen = default_makers(model) if makers is None else makers
-    return np.asarray(drop_dead(model.arrays, build(model.arrays, order, turn, flags, chosen)))
+    return np.asarray(drop_dead(model.arrays, build(model.arrays, order, np.array(turns, np.int64), flags, chosen)))
 
 
 def turning_point(model: Model, usage: Ints) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from memfit.core.outcome import Outcome
 from memfit.planning.anytime import improve_until
 from memfit.planning.base import Problem
-from memfit.planning.cut_planner import explore_cuts, explore_segments, outcome_of
+from memfit.planning.cut_planner import explore_chains, explore_cuts, explore_segments, outcome_of
 from memfit.planning.search import Search
 
 
@@ -25,6 +25,7 @@ class Portfolio:
             explore_cuts(search, max_cuts=12, seconds=max(2.0, 0.2 * problem.time_limit_s))
             if not search.done and not search.good_enough:
                 explore_segments(search)
+                explore_chains(search, seconds=0.3 * problem.time_limit_s)
             improve_until(search, seed=self.seed)
         except KeyboardInterrupt:
             problem.tell(search.best_time_ns if search.best is not None else None, search.bound_ns, "stopped: the best plan so far is kept")

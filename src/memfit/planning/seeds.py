@@ -29,9 +29,9 @@ def seed_from(model: Model, solution: CutSolution) -> Seed:
     first = chosen_makers(model, solution.before + solution.at + solution.after)
     again = chosen_makers(model, solution.after + 1e-3 * solution.before)
     agenda = agenda_for(model, first)
-    turn = _turn(model, agenda, solution.cut)
-    kept = np.flatnonzero(solution.keep > _HALF)
-    return Seed(sequence=keep_at(model, turn, kept, agenda, again), makers=again)
+    turns = [_turn(model, agenda, cut) for cut in solution.cuts]
+    kept = [np.flatnonzero(keep > _HALF) for keep in solution.keep]
+    return Seed(sequence=keep_at(model, turns, kept, agenda, again), makers=again)
 
 
 def chosen_makers(model: Model, weight: Floats) -> Ints:

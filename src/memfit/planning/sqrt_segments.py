@@ -64,4 +64,4 @@ def segments_sequence(model: Model, turn: int, weights: np.ndarray[tuple[int], n
         for s in model.outs[f]:
             made_in[s] = int(segment[i])
     keep.update(s for s, home in made_in.items() if home == num_segments - 1)
-    return keep_at(model, turn, keep)
+    return keep_at(model, [turn], [keep])
