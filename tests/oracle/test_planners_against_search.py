@@ -56,7 +56,7 @@ def test_cut_lp_is_right_on_small_graphs(shape: Shape | None, least: float) -> N
     assert sum(found) >= least * len(found), f"only {sum(found)} of {len(found)} plans are the best ones"
 
 
-@pytest.mark.parametrize("planner", ["checkmate", "checkmate_rounding", "cp_sat", "greedy", "sqrt_segments", "drop_cheap"])
+@pytest.mark.parametrize("planner", ["checkmate", "checkmate_rounding", "monet", "cp_sat", "greedy", "sqrt_segments", "drop_cheap"])
 def test_baselines_are_never_wrong(planner: str) -> None:
     results = [_check(seed, shape, planner) for seed in range(25) for shape in (None, SMALL_PLAIN)]
     found = [exact for ok, exact in results if ok]

@@ -22,6 +22,7 @@ PLANNERS = {
     "greedy": "memfit.planning.greedy:Greedy",
     "checkmate": "memfit.planning.checkmate:Checkmate",
     "checkmate_rounding": "memfit.planning.checkmate:CheckmateRounding",
+    "monet": "memfit.planning.monet:Monet",
     "cp_sat": "memfit.planning.cp_sat:CpSat",
 }
 """Name -> file and class; the file is imported when the name is asked for."""

@@ -36,6 +36,8 @@ class Program:
 
     def solve(self, *, whole: bool, time_limit_s: float) -> tuple[Floats | None, bool]:
         """The values, and whether they are proven optimal. `whole=False` is the LP relaxation."""
+        if not self.cost:
+            return np.zeros(0), True
         counts = [len(row) for row in self.rows]
         matrix = csr_matrix(
             (
