@@ -21,7 +21,7 @@ from dask import delayed
 from distributed import Client, LocalCluster
 from tests.integration.dask_ledger import clear_ledger, combine, peak_of, read_ledger
 
-from memfit.core import BadInput, InfeasibleBudget
+from memfit.core import BadInput, InfeasibleBudget, Unsupported
 from memfit.execute.dask import compute, measure, workload
 from memfit.tasks import schedule
 
@@ -186,6 +186,8 @@ def test_errors_of_tasks_and_wrong_input_reach_the_caller(two: Client) -> None:
         workload(3)
     with pytest.raises(BadInput, match="no size is given"):
         workload(broken, sizes={})
+    with pytest.raises(Unsupported, match=r"array\.rechunk\.method"):
+        workload(da.ones((40, 40), chunks=(40, 4)).rechunk((4, 40), method="p2p"))
 
 
 def workload_keys(collection: Any) -> list[Any]:

@@ -9,6 +9,7 @@ Knows no engine: `Workers` is what it asks of one.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from memfit.tasks.restrict import restrict
 from memfit.tasks.safe_booking import SafeBooking
 
 _POLL_S = 0.25
+_LOOK_EVERY_S = 0.5
 _LOOKAHEAD = 64
 _MOST_RESTARTS = 50
 _PATIENCE = 240  # polls without any worker before giving up
@@ -77,6 +79,9 @@ class BookedRun:
         self.oversized: set[int] = set()
         self.attempt: dict[int, int] = {}
         self.peak_bytes = self.restarts = 0
+        self.litter: dict[str, list[str]] = {}  # worker -> keys that nobody reads any more
+        self.litter_bytes = 0
+        self.looked_at = time.monotonic()
         self.alive = workers.threads()
         workers.known = set(self.alive)
         self._plan(range(graph.num_tasks), ())
@@ -132,11 +137,24 @@ class BookedRun:
             if refused >= _LOOKAHEAD or not free or len(self.running) >= self.processors:
                 return
             address, extra = self._best_worker(self.tasks[k], free)
-            if self.booking.may_start(k, extra):
+            if self._may_start(k, extra):
                 self._start(k, address, extra)
                 free = self._free_slots()
             else:
                 refused += 1
+
+    def _may_start(self, k: int, extra: int) -> bool:
+        """What is done with but still lies on the workers counts, until it is in the way: then it is discarded first."""
+        if self.booking.may_start(k, extra + self.litter_bytes):
+            return True
+        if not self.litter or not self.booking.may_start(k, extra):
+            return False
+        self._discard_litter()
+        return True
+
+    def _discard_litter(self) -> None:
+        self.workers.discard({a: keys for a, keys in self.litter.items() if a in self.workers.known})
+        self.litter, self.litter_bytes = {}, 0
 
     def _free_slots(self) -> dict[str, int]:
         slots = {a: n for a, n in self.alive.items() if a in self.workers.known}
@@ -156,7 +174,7 @@ class BookedRun:
         self.booking.start(k, extra)
         self.ready.remove(k)
         self.running[task] = (address, extra)
-        self.peak_bytes = max(self.peak_bytes, self.booking.held)
+        self.peak_bytes = max(self.peak_bytes, self.booking.held + self.litter_bytes)
         sources = [(self.name(s), self.where[s]) for s in self.inputs[task]]
         self.workers.start(task, self.name(task), self.calls[task], sources, address)
 
@@ -169,6 +187,7 @@ class BookedRun:
             self._check_workers()
         else:
             raise NoPlanFound("no worker is left to run on, and none came back within a minute: start workers and run again.")
+        self._discard_litter()
         k = self.booking.order[self.booking.first]
         address, _ = self._best_worker(self.tasks[k], self._free_slots())
         for source in self.inputs[self.tasks[k]]:
@@ -196,12 +215,10 @@ class BookedRun:
         planned = int(self.graph.output_bytes[task])
         if size > planned:
             self.oversized.add(task)
-        gone: dict[str, list[str]] = {}
         for item in self.booking.complete(k, extra):
             producer = int(self.graph.item_producer[self.items[item]])
-            gone.setdefault(self.where.pop(producer), []).append(self.name(producer))
-        alive = {a: keys for a, keys in gone.items() if a in self.workers.known}
-        self.workers.discard(alive)
+            self.litter.setdefault(self.where.pop(producer), []).append(self.name(producer))
+            self.litter_bytes += int(self.graph.output_bytes[producer])
         for s in self.part.successors.of(k):
             self.missing[s] -= 1
             if not self.missing[s]:
@@ -211,6 +228,9 @@ class BookedRun:
     # -- losing workers ----------------------------------------------------------------------------------------------
 
     def _check_workers(self) -> None:
+        if time.monotonic() - self.looked_at < _LOOK_EVERY_S and self.running:
+            return
+        self.looked_at = time.monotonic()
         self.alive = self.workers.threads()
         lost = self.workers.known - set(self.alive)
         self.workers.known |= set(self.alive)
@@ -238,6 +258,7 @@ class BookedRun:
                     self.done.add(task)
             lost = self.workers.known - set(self.workers.threads())
         self.alive = self.workers.threads()
+        self._discard_litter()
         self.where = {task: a for task, a in self.where.items() if a in self.alive}
         todo = self._todo()
         useful = {s for t in todo for s in self.inputs[t] if s not in todo} | {t for t in self.where if self.graph.item_kept[t]} - todo

@@ -25,7 +25,7 @@ from dask.base import flatten, optimize
 from dask.sizeof import sizeof
 from dask.utils import ensure_dict, key_split
 
-from memfit.core.errors import BadInput, NoPlanFound
+from memfit.core.errors import BadInput, NoPlanFound, Unsupported
 from memfit.core.units import parse_bytes
 from memfit.execute.booked import BookedRun, Workers
 from memfit.execute.sampling import closure, run_here, topological
@@ -145,6 +145,7 @@ def _flatten(collections: tuple[Any, ...]) -> tuple[dict[Key, GraphNode], list[K
             subs = {d: resolve(d) for d in raw[key].dependencies if d in target}
             needed[key] = raw[key].substitute(subs) if subs else raw[key]
             stack.extend(needed[key].dependencies)
+    _refuse_peer_to_peer(needed)
     results = list(dict.fromkeys(k for keys in wanted for k in keys))
 
     def repack(values: list[Any]) -> Any:
@@ -157,6 +158,17 @@ def _flatten(collections: tuple[Any, ...]) -> tuple[dict[Key, GraphNode], list[K
         return answers[0] if len(answers) == 1 else tuple(answers)
 
     return needed, results, repack
+
+
+def _refuse_peer_to_peer(nodes: Iterable[Key]) -> None:
+    """P2P shuffles move data outside of any key, to disk as they like: no plan can see or bound that."""
+    kinds = {key_split(key) for key in nodes}
+    found = sorted(kind for kind in kinds if "p2p" in kind or kind in ("rechunk-transfer", "shuffle-transfer", "shuffle-barrier"))
+    if found:
+        raise Unsupported(
+            f"the graph holds a peer-to-peer shuffle ({found[0]}), which moves data outside of its tasks: build the collection under "
+            "dask.config.set({'array.rechunk.method': 'tasks', 'dataframe.shuffle.method': 'tasks'})."
+        )
 
 
 def _nest(keys: Any, take: Callable[[], Any]) -> Any:
@@ -357,8 +369,8 @@ class DaskWorkers(Workers):
         return tasks
 
     def discard(self, keys: Mapping[str, list[str]]) -> None:
-        for address, mine in keys.items():  # a worker that is gone has dropped them already
-            self.client.run(discard, self.token, mine, workers=[address], on_error="ignore")
+        if keys:  # a worker that is gone has dropped them already
+            self.client.run(discard, self.token, [key for mine in keys.values() for key in mine], workers=list(keys), on_error="ignore")
 
     def move(self, key: str, source: str, target: str) -> None:
         """Through the disk: never two copies in memory."""

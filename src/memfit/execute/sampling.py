@@ -11,6 +11,8 @@ import tracemalloc
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
+from memfit.execute.station import compact
+
 Key = Any
 
 
@@ -70,7 +72,7 @@ def run_here(
         for key in order:
             tracemalloc.reset_peak()
             before, begin = tracemalloc.get_traced_memory()[0], time.perf_counter()
-            values[key] = nodes[key]({d: values[d] for d in nodes[key].dependencies})
+            values[key] = compact(nodes[key]({d: values[d] for d in nodes[key].dependencies}))
             seconds[key] = time.perf_counter() - begin
             size[key] = int(sizeof(values[key]))
             memory[key] = max(0, tracemalloc.get_traced_memory()[1] - before - size[key])

@@ -13,6 +13,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 Key = Hashable
 Fetch = Callable[[str, Key], Any]
 _STORES: dict[str, dict[Key, Any]] = {}
@@ -30,7 +32,14 @@ class Call:
 
     def __call__(self, *values: Any) -> Any:
         """Values past the names are there for the order alone."""
-        return self.node(dict(zip(self.names, values, strict=False)))
+        return compact(self.node(dict(zip(self.names, values, strict=False))))
+
+
+def compact(value: Any) -> Any:
+    """A slice of an array keeps all of it alive: copied when that is much more, so that a value is as large as it says."""
+    if isinstance(value, np.ndarray) and isinstance(value.base, np.ndarray) and value.base.nbytes > 1.25 * value.nbytes:
+        return value.copy()
+    return value
 
 
 def store(run: str) -> dict[Key, Any]:

@@ -5,7 +5,7 @@
                         forest    the order in which Liu would take the tasks if every output had one reader
                         depth     the successors of what ran last first (how dask.order thinks)
 
-Each is cheap (a heap, or one pass over the ready set); the best of them is where the searches start from.
+Each is cheap (a heap); the best of them is where the searches start from.
 """
 
 from __future__ import annotations
@@ -19,14 +19,11 @@ from memfit.tasks.liu import liu_order
 from memfit.tasks.model import Ints, TaskGraph
 from memfit.tasks.tree import joined
 
-_SCAN_LIMIT = 20_000  # tasks up to which the whole ready set is looked at in every step
-
 
 def greedy_order(graph: TaskGraph) -> tuple[Ints, int]:
     """The best of the greedy orders and its peak."""
     candidates = [graph.topological_order, depth_first_order(graph), priority_order(graph, _forest_ranks(graph))]
-    if graph.num_tasks <= _SCAN_LIMIT:
-        candidates += [_scan(graph, rule) for rule in ("release", "peak")]
+    candidates += [_best_now(graph, rule) for rule in ("release", "peak")]
     judged = [(judge_order(graph, order).peak_bytes, k) for k, order in enumerate(candidates)]
     peak, best = min(judged)
     return candidates[best], peak
@@ -83,28 +80,37 @@ def _forest_ranks(graph: TaskGraph) -> Ints:
     return ranks
 
 
-def _scan(graph: TaskGraph, rule: str) -> Ints:
+def _best_now(graph: TaskGraph, rule: str) -> Ints:
+    """Run the ready task with the best key. A key only gets better, when a task becomes the last reader of an item: then it is entered
+    again, and the older entry is skipped."""
     missing, left = graph.predecessors.counts.tolist(), graph.readers.counts.tolist()
     size, kept = graph.item_bytes.tolist(), graph.item_kept.tolist()
-    reads = [[k for k in graph.reads.of(t) if not kept[k] and size[k]] for t in range(graph.num_tasks)]
-    adds = graph.output_bytes.tolist()
-    needs = (graph.memory_bytes + graph.output_bytes).tolist()
-    ready = [t for t in range(graph.num_tasks) if missing[t] == 0]
+    adds, needs = graph.output_bytes.tolist(), (graph.memory_bytes + graph.output_bytes).tolist()
+    read_ptr, read_ids = graph.reads.ptr.tolist(), graph.reads.ids.tolist()
+    done = bytearray(graph.num_tasks)
+
+    def entry(task: int) -> tuple[int, int, int]:
+        freed = sum(size[k] for k in read_ids[read_ptr[task] : read_ptr[task + 1]] if left[k] == 1 and not kept[k])
+        gain = adds[task] - freed
+        return (gain, needs[task], task) if rule == "release" else (needs[task] if gain > 0 else gain, gain, task)
+
+    queue = [entry(t) for t in range(graph.num_tasks) if missing[t] == 0]
+    heapq.heapify(queue)
     order = []
-    while ready:
-        keys = []
-        for t in ready:
-            gain = adds[t] - sum(size[k] for k in reads[t] if left[k] == 1)
-            keys.append((gain, needs[t], t) if rule == "release" else (needs[t] if gain > 0 else gain, gain, t))
-        at = min(range(len(ready)), key=keys.__getitem__)
-        task = ready[at]
-        ready[at] = ready[-1]
-        ready.pop()
+    while queue:
+        task = heapq.heappop(queue)[2]
+        if done[task]:
+            continue
+        done[task] = 1
         order.append(task)
-        for k in graph.reads.of(task):
+        for k in read_ids[read_ptr[task] : read_ptr[task + 1]]:
             left[k] -= 1
+            if left[k] == 1:
+                last = next((r for r in graph.readers.of(k) if not done[r]), None)
+                if last is not None and missing[last] == 0:
+                    heapq.heappush(queue, entry(last))
         for s in graph.successors.of(task):
             missing[s] -= 1
             if missing[s] == 0:
-                ready.append(s)
+                heapq.heappush(queue, entry(s))
     return np.array(order, np.int64)

@@ -36,7 +36,7 @@ DAG_ALGORITHMS = ("exact", "cpsat", "greedy", "beam", "local-search")
 SEQUENTIAL = (*TREE_ALGORITHMS, "out-tree", "series-parallel", *DAG_ALGORITHMS)
 _SEARCH_LIMIT = 64  # tasks up to which the exact search is tried
 _CPSAT_LIMIT = 120
-_SP_LIMIT = 200_000
+_SP_LIMIT = 50_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
