@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,8 +14,10 @@ from torch import nn
 
 from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call, Inputs
+from memfit.capture.loss_head import with_chunked_loss
 from memfit.capture.lower import CUDA_GRANULARITY
 from memfit.capture.step import capture
+from memfit.capture.variants import add_variants
 from memfit.core.budget import Budget
 from memfit.core.costs import Costs
 from memfit.core.errors import BadInput
@@ -30,6 +33,7 @@ from memfit.execute.session import Ready
 from memfit.execute.stepper import Stepper
 from memfit.planning import plan as find_plan
 from memfit.planning.curve import curve, share_out, spread
+from memfit.planning.portfolio import Portfolio
 from memfit.profile.allocations import meter
 from memfit.profile.devices import device as find_device
 from memfit.profile.measured import measured
@@ -42,7 +46,7 @@ if TYPE_CHECKING:
     from memfit.planning import Planner
 
 ENGINES = ("auto", "eager")
-ALLOWED = ("recompute", "variants")
+ALLOWED = ("recompute", "variants", "rounding")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +59,15 @@ class Task:
     optimizer: torch.optim.Optimizer | None = None
     reserve_bytes: int = 0
     device: str | None = None
+    allow: tuple[str, ...] = ("recompute", "variants")
 
     def capture(self, call: Call, *, accumulates: bool = False) -> Captured:
-        return capture(
+        """The step as PyTorch runs it, with what the planner may choose between."""
+        return next(self.offers(call, accumulates=accumulates))
+
+    def offers(self, call: Call, *, accumulates: bool = False) -> Iterator[Captured]:
+        """The step in forms that give the plain model's bits; then with forms that round otherwise; then with its loss in chunks."""
+        plain = capture(
             self.model,
             call,
             loss_fn=self.loss_fn,
@@ -67,6 +77,16 @@ class Task:
             reserve_bytes=self.reserve_bytes,
             gpu_attention=self.is_elsewhere,
         )
+        if "variants" not in self.allow:
+            yield plain
+            return
+        yield add_variants(plain)
+        other = add_variants(plain, rounding=True)
+        if other.graph.digest != add_variants(plain).graph.digest:
+            yield other
+        chunked = with_chunked_loss(plain)
+        if chunked is not None:
+            yield add_variants(chunked, rounding=True)
 
     @property
     def is_elsewhere(self) -> bool:
@@ -104,11 +124,14 @@ def fit(
     The budget covers parameters, gradients, optimizer state (give `optimizer`), inputs, activations, temporaries and
     library workspaces. With `loss_fn` the loss is planned too: `fitted(*inputs, *targets)` gives the loss. A loss outside
     has temporaries the plan cannot see: leave `reserve` bytes for them. Raises InfeasibleBudget before anything runs.
+    `allow`: "recompute"; "variants", other implementations of ops that give the same bits, and those that only round
+    otherwise where no plan fits without them; "rounding" takes the latter whenever they are faster.
     `check` compares the first step with the plain model: "auto" where that is small and fits, True where it fits, False never.
     """
     _check_options(model, engine, allow, check)
     device_bytes = parse_bytes(budget, what="budget")
     task, example = _task_and_call(model, example_inputs, loss_fn, example_targets, optimizer, device, parse_bytes(reserve, what="reserve"))
+    task = replace(task, allow=tuple(allow))
     saved = load_plan(plan)
 
     stepper = _stepper(task, device_bytes, planner=planner, time_limit_s=time_limit_s, check=check, saved=saved)
@@ -155,26 +178,59 @@ def make_ready(
     """Capture, profile, plan and generate one call."""
     with Progress("memfit") as progress:
         progress.update("tracing the model")
-        captured = task.capture(call, accumulates=accumulates)
-        costs = task.costs(captured, progress)
-        elsewhere_bytes = held_elsewhere(task, call, captured)
+        offers = ((c, task.costs(c, progress)) for c in task.offers(call, accumulates=accumulates))
+        first = next(offers)
+        elsewhere_bytes = held_elsewhere(task, call, first[0])
         if budget.device_bytes is not None:
             budget = Budget(device_bytes=max(0, budget.device_bytes - elsewhere_bytes))
+        whole = find_plan(first[0].graph, first[1], None, planner="keep_all").require_plan()
+        every = chain((first,), offers)
         if plan is not None:
-            chosen = _replayed(plan, captured, costs, budget)
+            captured, costs, chosen = _replayed(plan, every, budget)
         else:
             progress.update("planning")
-            chosen = plan_captured(captured, costs, budget, planner=planner, time_limit_s=time_limit_s, progress=progress).require_plan()
-        free = find_plan(captured.graph, costs, None, planner="keep_all").require_plan()
+            settings = PlanSettings(planner=planner, time_limit_s=time_limit_s, compare_all="rounding" in task.allow)
+            captured, costs, chosen = best_plan(every, budget, settings, progress)
         return Ready(
             captured=captured,
             costs=costs,
             plan=chosen,
             program=generate(captured, chosen.schedule),
-            keep_all_peak_bytes=free.timeline.peak_bytes,
-            base_time_ns=free.timeline.compute_time_ns,
+            keep_all_peak_bytes=whole.timeline.peak_bytes,
+            base_time_ns=whole.timeline.compute_time_ns,
             elsewhere_bytes=elsewhere_bytes,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSettings:
+    """How to look for a plan. `compare_all`: try every offer and take the fastest, instead of the first that has a plan."""
+
+    planner: str | Planner = "auto"
+    time_limit_s: float = 30
+    compare_all: bool = False
+
+
+def best_plan(
+    offers: Iterable[tuple[Captured, Costs]], budget: Budget, settings: PlanSettings, progress: Progress
+) -> tuple[Captured, Costs, Plan]:
+    """A plan for the first offer that has one, or the fastest over all; without any, the weakest refusal: a proof must hold for all."""
+    found: list[tuple[int, int]] = []
+    tried: list[tuple[Captured, Costs, Outcome]] = []
+    for captured, costs in offers:
+        outcome = plan_captured(captured, costs, budget, planner=settings.planner, time_limit_s=settings.time_limit_s, progress=progress)
+        tried.append((captured, costs, outcome))
+        if outcome.plan is not None:
+            found.append((outcome.plan.timeline.time_ns, len(tried) - 1))
+            if not settings.compare_all:
+                break
+    if found:
+        captured, costs, outcome = tried[min(found)[1]]
+        return captured, costs, outcome.require_plan()
+    undecided = [o for _, _, o in tried if o.status is not Status.INFEASIBLE]
+    weakest = undecided[-1] if undecided else min((o for _, _, o in tried), key=lambda o: o.lower_bound_bytes)
+    weakest.require_plan()
+    raise AssertionError("an outcome without a plan raises")
 
 
 def held_elsewhere(task: Task, call: Call, captured: Captured) -> int:
@@ -195,6 +251,8 @@ def plan_captured(
     def tell(state: Any) -> None:
         progress.update(f"planning, {state.note}" if state.note else "planning")
 
+    if planner == "auto":
+        planner = Portfolio(patience=0.5)  # somebody waits for their first step
     return find_plan(captured.graph, costs, budget, planner=planner, time_limit_s=time_limit_s, progress=tell)
 
 
@@ -215,18 +273,19 @@ def estimate(
     task, call = _task_and_call(model, example_inputs, loss_fn, example_targets, optimizer, device)
     with Progress("memfit") as progress:
         progress.update("tracing the model")
-        captured = task.capture(call)
-        costs = roofline(captured, device or "h200")
+        offers = [(c, roofline(c, device or "h200")) for c in task.offers(call)]
+        captured, costs = offers[0]
         keep_all = find_plan(captured.graph, costs, None, planner="keep_all").require_plan()
         progress.update("looking for the smallest budget")
-        smallest = smallest_budget(captured.graph, costs, time_limit_s=time_limit_s)
+        reached = [smallest_budget(c.graph, k, time_limit_s=time_limit_s / len(offers)) for c, k in offers]
+    smallest = min(reached, key=lambda o: o.require_plan().timeline.peak_bytes)
     summary = summarize(captured.graph, keep_all.schedule, keep_all.timeline)
     base = keep_all.timeline.compute_time_ns
     return replace(
         summary,
         smallest_bytes=smallest.plan.timeline.peak_bytes if smallest.plan else None,
         smallest_overhead_fraction=(smallest.plan.timeline.compute_time_ns - base) / base if smallest.plan and base else None,
-        proven_minimum_bytes=smallest.lower_bound_bytes,
+        proven_minimum_bytes=min(o.lower_bound_bytes for o in reached),  # a proof must hold for every form of the step
         device=device or "",
         device_bytes=find_device(device).memory_bytes if device else None,
     )
@@ -338,13 +397,20 @@ def load_plan(plan: str | Path | Plan | None) -> Plan | None:
     return cast(Plan, load(plan, Plan))
 
 
-def _replayed(plan: Plan, captured: Captured, costs: Costs, budget: Budget) -> Plan:
+def _replayed(plan: Plan, offers: Iterable[tuple[Captured, Costs]], budget: Budget) -> tuple[Captured, Costs, Plan]:
     """A saved plan, judged anew on this graph with this device's costs: a plan from a stranger is data."""
-    if plan.graph_digest != captured.graph.digest:
-        raise BadInput(
-            f"the plan is for graph {plan.graph_digest[:12]}, this model with these inputs is {captured.graph.digest[:12]}: another model, "
-            "other shapes, another optimizer or loss, another torch version or another kind of device. Plan again with memfit plan, or leave out plan=."
-        )
+    seen = ""
+    for captured, costs in offers:
+        seen = seen or captured.graph.digest
+        if plan.graph_digest == captured.graph.digest:
+            return captured, costs, _judged_here(plan, captured, costs, budget)
+    raise BadInput(
+        f"the plan is for graph {plan.graph_digest[:12]}, this model with these inputs is {seen[:12]}: another model, other shapes, other allow=, "
+        "another optimizer or loss, another torch version or another kind of device. Plan again with memfit plan, or leave out plan=."
+    )
+
+
+def _judged_here(plan: Plan, captured: Captured, costs: Costs, budget: Budget) -> Plan:
     timeline = simulate(captured.graph, plan.schedule, costs)
     limit = budget.device_bytes
     if limit is not None and timeline.peak_bytes > limit:

@@ -77,7 +77,12 @@ class Captured:
     device: torch.device
     has_backward: bool
     accumulates: bool
+    variant_calls: tuple[tuple[OpCall, ...], ...] = ()  # per op, one call per variant
     fixed_workspace: tuple[tuple[int, int], ...] = ()  # (op, bytes) known without measuring: the loss outside, the optimizer step
+
+    def call(self, op: int, variant: int = 0) -> OpCall:
+        """How to run an op in one of its forms."""
+        return self.calls[op] if variant == 0 else self.variant_calls[op][variant - 1]
 
     @property
     def boundary(self) -> int:

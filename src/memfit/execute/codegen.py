@@ -75,13 +75,13 @@ class _Writer:
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def _compute(self, step: Compute) -> None:
-        call = self.captured.calls[step.op]
-        if step.variant:
-            raise Unsupported(f"the eager engine cannot run variant {step.variant} of op {step.op}: plan without variants.")
+        call = self.captured.call(step.op, step.variant)
         if call.role is Role.ACCUMULATE:
             self._accumulate(call)
         elif call.role is Role.CALL:
             self._call(step.op, call)
+            for _, overwritten in self.graph.ops[step.op].form(step.variant).inplace_of:
+                self._free(self.graph.storage_of(overwritten))  # its bytes have a new name now
 
     def _call(self, op: int, call: OpCall) -> None:
         arguments = [self._render(a) for a in call.args] + [f"{k}={self._render(v)}" for k, v in call.kwargs.items()]
@@ -153,9 +153,9 @@ class _Writer:
         needed: set[int] = set()
         for step in reversed(steps[border + 1 :]):
             if isinstance(step, Compute):
-                op = self.graph.ops[step.op]
-                needed -= set(op.outputs)
-                needed |= set(op.inputs)
+                form = self.graph.ops[step.op].form(step.variant)
+                needed -= set(form.outputs)
+                needed |= set(form.inputs)
         return {sources.get(t, f"v{t}") for t in needed}
 
     # -- text ----------------------------------------------------------------------------------------------------

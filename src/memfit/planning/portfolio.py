@@ -13,11 +13,15 @@ from memfit.planning.search import Search
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Portfolio:
-    """`enough_points`: the gap to the proven bound, in points of the plain step's time, at which the search stops."""
+    """`enough_points`: the gap to the proven bound, in points of the plain step's time, at which the search stops.
+
+    `patience`: the share of the time spent without a worthwhile gain at which it stops too; None searches on.
+    """
 
     name: str = "auto"
     enough_points: float = 0.3
     seed: int = 0
+    patience: float | None = None
 
     def plan(self, problem: Problem) -> Outcome:
         search = Search(problem, enough_points=self.enough_points)
@@ -26,7 +30,7 @@ class Portfolio:
             if not search.done and not search.good_enough:
                 explore_segments(search)
                 explore_chains(search, seconds=0.3 * problem.time_limit_s)
-            improve_until(search, seed=self.seed)
+            improve_until(search, seed=self.seed, patience=self.patience)
         except KeyboardInterrupt:
             problem.tell(search.best_time_ns if search.best is not None else None, search.bound_ns, "stopped: the best plan so far is kept")
         return outcome_of(search, self.name)

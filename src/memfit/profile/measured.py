@@ -29,41 +29,54 @@ def measured(captured: Captured, *, cache: Cache | None = None, progress: Progre
     """Time and workspace of every op on the device where the captured model lives."""
     cache = cache or Cache()
     device_name = name_of(captured.device)
-    signatures = [
-        signature(captured, i) if c.role is Role.CALL and not is_free(captured, i) else None for i, c in enumerate(captured.calls)
-    ]
-    distinct = {s: i for i, s in reversed(list(enumerate(signatures))) if s is not None}
-    missing = [(s, i) for s, i in distinct.items() if cache.get(device_name, s) is None]
+    forms = [(op.id, v) for op in captured.graph.ops for v in range(len(op.forms))]
+    signatures = {form: signature(captured, *form) for form in forms if _is_measured(captured, *form)}
+    distinct = {text: form for form, text in reversed(signatures.items())}
+    missing = [(text, form) for text, form in distinct.items() if cache.get(device_name, text) is None]
     devices = [captured.device] if captured.device.type == "cuda" else []
     guessed: dict[str, tuple[int, int]] = {}
     with torch.random.fork_rng(devices=devices):  # the caller's random numbers must not depend on whether we measured
-        for position, (key, op) in enumerate(missing):
+        for position, (text, form) in enumerate(missing):
             if progress:
                 progress("measuring ops", position, len(missing))
             try:
-                cache.put(device_name, key, _measure_op(captured, op))
+                cache.put(device_name, text, _measure_op(captured, *form))
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError:  # invented values are not always what a kernel wants: such an op is estimated, and not cached
-                guessed[key] = (estimate_ns(captured, op), 0)
+                guessed[text] = (estimate_ns(captured, form[0]), 0)
     cache.save()
-    pairs = [(0, 0) if s is None else guessed.get(s) or cache.get(device_name, s) or (0, 0) for s in signatures]
+
+    def cost(op: int, variant: int) -> tuple[int, int]:
+        text = signatures.get((op, variant))
+        return (0, 0) if text is None else guessed.get(text) or cache.get(device_name, text) or (0, 0)
+
+    plain = [cost(op.id, 0) for op in captured.graph.ops]
+    others = [tuple(cost(op.id, v + 1) for v in range(len(op.variants))) for op in captured.graph.ops]
     return Costs(
-        op_time_ns=tuple(p[0] for p in pairs),
-        workspace_bytes=with_fixed_workspace(captured, [p[1] for p in pairs]),
+        op_time_ns=tuple(p[0] for p in plain),
+        workspace_bytes=with_fixed_workspace(captured, [p[1] for p in plain]),
+        variant_time_ns=tuple(tuple(p[0] for p in pairs) for pairs in others),
+        variant_workspace_bytes=tuple(tuple(p[1] for p in pairs) for pairs in others),
         levels=(link(captured.device),),
         device=device_name,
         graph_digest=captured.graph.digest,
     )
 
 
+def _is_measured(captured: Captured, op: int, variant: int) -> bool:
+    return captured.call(op, variant).role is Role.CALL and (variant > 0 or not is_free(captured, op))
+
+
 def name_of(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu-{torch.get_num_threads()}"
 
 
-def signature(captured: Captured, op: int) -> str:
+def signature(captured: Captured, op: int, variant: int = 0) -> str:
     """Equal for calls that run the same kernel on the same shapes."""
-    call = captured.calls[op]
+    call, name = captured.call(op, variant), captured.graph.ops[op].form(variant).name
+    if variant:
+        name = f"{captured.graph.ops[op].name} {name} {_named(call.target)}"
 
     def describe(value: Any) -> Any:
         if isinstance(value, Ref):
@@ -71,15 +84,21 @@ def signature(captured: Captured, op: int) -> str:
             return "?" if sample is None else (str(sample.dtype), tuple(sample.shape), sample.stride())
         return repr(value)
 
-    return f"{torch.__version__} {captured.graph.ops[op].name} {tree_map(describe, (call.args, dict(call.kwargs)))} {_settings()}"
+    return f"{torch.__version__} {name} {tree_map(describe, (call.args, dict(call.kwargs)))} {_settings()}"
+
+
+def _named(target: Any) -> str:
+    """A target in words that stay the same from one process to the next."""
+    inner = getattr(target, "func", None)
+    return f"{inner.__name__}{target.args}" if inner is not None else getattr(target, "__name__", repr(target))
 
 
 def _settings() -> str:
     return f"{torch.backends.cuda.matmul.allow_tf32}{torch.backends.cudnn.allow_tf32}{torch.backends.cudnn.benchmark}"
 
 
-def _measure_op(captured: Captured, op: int) -> tuple[int, int]:
-    call, device = captured.calls[op], captured.device
+def _measure_op(captured: Captured, op: int, variant: int) -> tuple[int, int]:
+    call, device = captured.call(op, variant), captured.device
     args, kwargs = _real_arguments(captured, call)
     assert call.target is not None
     target = call.target

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import flop_registry
 
 from memfit.capture.captured import Captured, OpCall, Ref, Role
 from memfit.core.costs import Costs, Level
+from memfit.core.graph import Variant
 from memfit.profile.devices import Device, device
 
 
@@ -23,7 +24,9 @@ def roofline(captured: Captured, name: str) -> Costs:
     times = tuple(_time_ns(captured, i, target) for i in range(len(graph.ops)))
     return Costs(
         op_time_ns=times,
-        workspace_bytes=with_fixed_workspace(captured, [0] * len(graph.ops)),
+        workspace_bytes=with_fixed_workspace(captured, [_workspace(captured, captured.calls[i]) for i in range(len(graph.ops))]),
+        variant_time_ns=tuple(tuple(times[op.id] + _extra_ns(v, target) for v in op.variants) for op in graph.ops),
+        variant_workspace_bytes=tuple(tuple(_workspace(captured, c) for c in calls) for calls in captured.variant_calls),
         levels=(
             Level(
                 write_bytes_per_s=target.link_bytes_per_s,
@@ -35,6 +38,34 @@ def roofline(captured: Captured, name: str) -> Costs:
         device=target.name,
         graph_digest=graph.digest,
     )
+
+
+def _extra_ns(variant: Variant, target: Device) -> int:
+    """Slices are more launches of smaller kernels; other variants do the same work over fewer or as many bytes."""
+    return 8 * target.launch_ns if "slices" in variant.name else 0
+
+
+def _workspace(captured: Captured, call: OpCall) -> int:
+    """Temporaries of our own implementations, by what they allocate; aten's are taken as none."""
+    name = getattr(getattr(call.target, "func", call.target), "__name__", "")
+    if name in ("pack_positive", "pack_bits", "threshold_backward_from_bits", "dropout_backward_from_bits"):
+        largest = max((_numel(captured, r) for r in call.args if isinstance(r, Ref)), default=0)
+        return 2 * largest
+    if name in ("chunked_loss", "chunked_loss_backward"):
+        hidden, weight = call.args[:2] if name == "chunked_loss" else call.args[1:3]
+        samples = captured.samples[hidden.tensor], captured.samples[weight.tensor]
+        assert samples[0] is not None
+        assert samples[1] is not None
+        num_chunks: int = getattr(call.target, "args", (1,))[0]
+        rows = -(-samples[0].shape[0] // num_chunks)
+        whole = 4 * samples[1].numel() if name == "chunked_loss_backward" else 0
+        return int(rows * samples[1].shape[1] * 12 + whole)
+    return 0
+
+
+def _numel(captured: Captured, ref: Ref) -> int:
+    sample = captured.samples[ref.tensor]
+    return 0 if sample is None else sample.numel()
 
 
 def with_fixed_workspace(captured: Captured, measured: list[int]) -> tuple[int, ...]:
@@ -86,6 +117,13 @@ def _is_half(captured: Captured, tensors: tuple[int, ...]) -> bool:
 
 
 def _flops(captured: Captured, call: OpCall) -> float:
+    name = getattr(getattr(call.target, "func", None), "__name__", "")
+    if name in ("chunked_loss", "chunked_loss_backward"):
+        hidden, weight = call.args[:2] if name == "chunked_loss" else call.args[1:3]
+        width = captured.samples[weight.tensor]
+        assert width is not None
+        product = 2.0 * _numel(captured, hidden) * width.shape[1]
+        return float(product if name == "chunked_loss" else 3 * product)
     formula = flop_registry.get(getattr(call.target, "overloadpacket", None))
     if formula is None:
         return 0.0
