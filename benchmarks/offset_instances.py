@@ -40,10 +40,11 @@ def cut_anywhere(num_pieces: int, seed: int, *, length: int = 1024, height: int 
     return _instance(pieces, random, height, unit, drop)
 
 
-def cut_evenly(seed: int, *, levels: int = 9, drop: float = 0.42, unit: int = 1024, keep_one_column: bool = True) -> Instance:
-    """Every piece cut near its middle, most often across its longer side, then many dropped: many buffers of similar size.
+def cut_evenly(seed: int, *, levels: int = 9, full: int = 150, unit: int = 1024) -> Instance:
+    """Every piece cut near its middle, most often across its longer side: many buffers of similar size.
 
-    With `keep_one_column` nothing alive at one moment is dropped, so that the capacity is the maximum load.
+    Nothing alive during a stretch of `full` time units is dropped, so the load there is the capacity throughout; the further
+    from it, the more pieces are dropped.
     """
     random = Random(seed)
     pieces = [(0, 1024, 0, 1024)]
@@ -58,12 +59,17 @@ def cut_evenly(seed: int, *, levels: int = 9, drop: float = 0.42, unit: int = 10
                 cut = c + round((d - c) * share)
                 halves += [(a, b, c, cut), (a, b, cut, d)]
         pieces = halves
-    moment = random.randrange(1024) if keep_one_column else -1
-    return _instance(pieces, random, 1024, unit, drop, moment)
+    begin = random.randrange(1024 - full)
+    kept = [
+        p
+        for p in pieces
+        if random.random() > max(begin - p[1], p[0] - begin - full, 0) / 800 + (p[1] <= begin or p[0] >= begin + full) * 0.1
+    ]
+    return _instance(kept, random, 1024, unit, 0.0)
 
 
-def _instance(pieces: list[tuple[int, int, int, int]], random: Random, height: int, unit: int, drop: float, keep: int = -1) -> Instance:
-    kept = [p for p in pieces if p[0] <= keep < p[1] or random.random() >= drop]
+def _instance(pieces: list[tuple[int, int, int, int]], random: Random, height: int, unit: int, drop: float) -> Instance:
+    kept = [p for p in pieces if random.random() >= drop]
     random.shuffle(kept)
     buffers = tuple(Buffer(id=str(k), start=a * unit, stop=b * unit, size=(d - c) * unit) for k, (a, b, c, d) in enumerate(kept))
     return Instance(buffers, height * unit)

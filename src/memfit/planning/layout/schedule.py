@@ -26,7 +26,7 @@ from memfit.planning.layout.solve import solve
 
 QUICK_S = 0.2
 """For the greedy orders that `memfit.plan` tries first for the layout it attaches to every plan."""
-SEARCH_S = 0.5
+SEARCH_S = 2.0
 """For the search that follows when greedy wastes more than QUICK_GAP_FRACTION, or would not fit into the budget."""
 QUICK_GAP_FRACTION = 0.01
 
