@@ -2,7 +2,8 @@
 
     TW    ━━━━━      ━━━━━━      ...      plain orders are paused and resumed, a little longer each round,
     TA        ━━━━━        ━━━━━━         so that one of them finishes a proof in the end;
-    ~TW           ━━           ━━  ...    between them, short runs from orders that `tie_orders` learns to draw
+    ~TW           ━━           ━━  ...    between them, short runs from orders that `tie_orders` learns to draw;
+    CP-SAT                   ━━━━━━━━━    and, where it is installed, CP-SAT joins in after a while
 
 Where in the flow: `solve` asks here whether one time partition fits under a capacity.
 """
@@ -17,6 +18,7 @@ from threading import Lock
 
 import numpy as np
 
+from memfit.planning.layout import cpsat
 from memfit.planning.layout.exact import Search, Verdict, start_search
 from memfit.planning.layout.problem import Ints, Problem
 from memfit.planning.layout.sections import Sections, make_sections
@@ -25,8 +27,10 @@ from memfit.planning.layout.tie_orders import Order, OrderSource
 _CHUNK_NODES = 500
 _NODES_PER_BUFFER = 5
 _PATIENCES = (1, 1, 1, 2, 4)  # a run's nodes in multiples of the usual: most are short, some are given a chance
-_GROWTH = 1.1
-_SHORT_RUNS_PER_RESUMED = 2
+_GROWTH = 1.01  # per turn, of what a resumed search gets
+_SHORT_RUNS_PER_RESUMED = 3
+_FAR_S = 1e9
+_CPSAT_PATIENCE_S = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +51,11 @@ class _Race:
     source: OrderSource
     resting: list[Search]
     lock: Lock = field(default_factory=Lock)
-    answer: Search | None = None
+    offsets: Ints | None = None
     verdict: Verdict = Verdict.OPEN
     interrupted: bool = False
     turn: int = 0
-    resumed_nodes: float = 0.0
+    patience: float = 1.0
     nodes: int = 0
 
     @property
@@ -61,35 +65,49 @@ class _Race:
     def run(self) -> None:
         """One thread: take turns until somebody has the answer."""
         while not self.is_over:
-            search, order, limit = self._take_turn()
-            used = self._advance(search, limit)
+            began = time.monotonic()
+            search, order, limit, seconds = self._take_turn()
+            used = self._advance(search, limit, began + seconds)
             with self.lock:
                 self.nodes += used
                 if order is None:
                     self.resting.append(search)
                 else:
-                    self.source.report(order, search.deepest / self.problem.num_buffers)
+                    self.source.report(order, search.deepest / self.problem.num_buffers, time.monotonic() - began)
 
-    def _take_turn(self) -> tuple[Search, Order | None, int]:
+    def _take_turn(self) -> tuple[Search, Order | None, int, float]:
+        """A search to run, the order it was started from (None: it is resumed), and how many nodes and seconds it gets."""
         usual = _NODES_PER_BUFFER * self.problem.num_buffers
         with self.lock:
             self.turn += 1
             if self.resting and self.turn % (_SHORT_RUNS_PER_RESUMED + 1) == 0:
-                self.resumed_nodes = max(self.resumed_nodes, float(usual)) * _GROWTH ** (1 / 10)
-                return self.resting.pop(0), None, int(self.resumed_nodes)
+                self.patience *= _GROWTH
+                return self.resting.pop(0), None, int(usual * self.patience), self.patience * self.source.typical_seconds
             order = self.source.draw()
             limit = usual * int(self.source.random.choice(_PATIENCES))
-        return start_search(self.problem, self.sections, self.capacity, rank=order.rank, flush_first=order.flush_first), order, limit
+        search = start_search(self.problem, self.sections, self.capacity, rank=order.rank, flush_first=order.flush_first)
+        return search, order, limit, _FAR_S
 
-    def _advance(self, search: Search, limit: int) -> int:
+    def _advance(self, search: Search, limit: int, until: float) -> int:
         before = search.nodes
-        while not self.is_over and search.nodes - before < limit:
+        while not self.is_over and search.nodes - before < limit and time.monotonic() < until:
             verdict = search.advance(min(_CHUNK_NODES, limit))
             if verdict is not Verdict.OPEN:
-                with self.lock:
-                    if self.verdict is Verdict.OPEN:
-                        self.answer, self.verdict = search, verdict
+                self._answer(verdict, search.offsets(self.problem) if verdict is Verdict.PACKED else None)
         return search.nodes - before
+
+    def _answer(self, verdict: Verdict, offsets: Ints | None) -> None:
+        with self.lock:
+            if self.verdict is Verdict.OPEN:
+                self.offsets, self.verdict = offsets, verdict
+
+    def run_cpsat(self, racer: cpsat.Racer, seed: int) -> None:
+        """The other way of searching, once it is clear that this will take long."""
+        begin = time.monotonic() + _CPSAT_PATIENCE_S
+        while time.monotonic() < begin and not self.is_over:
+            time.sleep(0.05)
+        if not self.is_over:
+            self._answer(*racer.run(self.problem, self.capacity, self.deadline - time.monotonic(), seed))
 
 
 def decide(problem: Problem, capacity: int, *, deadline: float, num_threads: int | None = None, seed: int = 0) -> Decision:
@@ -99,11 +117,14 @@ def decide(problem: Problem, capacity: int, *, deadline: float, num_threads: int
     plain = [start_search(problem, sections, capacity, rank=o.rank, flush_first=o.flush_first) for o in source.plain()]
     race = _Race(problem, sections, capacity, deadline, source, plain)
     threads = num_threads or min(4, os.cpu_count() or 1)
-    with ThreadPoolExecutor(threads) as pool:
+    racer = cpsat.Racer()
+    with ThreadPoolExecutor(threads + 1) as pool:
         try:
+            if cpsat.is_available(problem):
+                pool.submit(race.run_cpsat, racer, seed)
             for done in [pool.submit(race.run) for _ in range(threads)]:
                 done.result()
         finally:
             race.interrupted = True
-    offsets = race.answer.offsets(problem) if race.answer and race.verdict is Verdict.PACKED else None
-    return Decision(verdict=race.verdict, offsets=offsets, nodes=race.nodes)
+            racer.stop()
+    return Decision(verdict=race.verdict, offsets=race.offsets, nodes=race.nodes)

@@ -1,7 +1,7 @@
 """Which tie order the exact search should try next: fixed ones, shaken ones, and children of those that got deepest.
 
     families       TW  TA  W  A  Z, each with or without flush-first
-    shaken         a family's values times random factors; families whose runs get deep are drawn more often
+    shaken         a family's values times random factors; families whose runs get deep quickly are drawn more often
     bred           an order that got deepest so far, its positions shaken a little
 
 How many buffers a short run manages to place before it is given up tells well how close its order is to one that solves
@@ -24,7 +24,8 @@ _FAMILIES = ("TW", "TA", "W", "A", "Z")
 _SHAKES = (0.0, 0.05, 0.1, 0.2, 0.4)
 _BREEDING_SHAKES = (0.01, 0.03, 0.1)
 _NUM_ELITES = 6
-_EAGERNESS = 8.0  # how strongly families that get deep are preferred
+_EAGERNESS = 10.0  # how strongly families that get deep are preferred
+_BREED_FRACTION = 0.35
 
 Floats = NDArray[np.float64]
 
@@ -47,7 +48,8 @@ class OrderSource:
     values: dict[str, Floats] = field(init=False)
     families: list[tuple[str, bool]] = field(init=False)
     depth_sum: Floats = field(init=False)
-    depth_count: Floats = field(init=False)
+    seconds: Floats = field(init=False)
+    num_runs: Floats = field(init=False)
     elites: list[tuple[float, Order]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -57,8 +59,9 @@ class OrderSource:
         life, size = np.log(self.problem.life.astype(np.float64)), np.log(self.problem.size.astype(np.float64))
         self.values = {"W": life, "A": life + size, "Z": size}
         self.families = [(name, flush) for flush, name in product((False, True), _FAMILIES)]
-        self.depth_sum = np.full(len(self.families), 0.3)
-        self.depth_count = np.ones(len(self.families))
+        self.depth_sum = np.full(len(self.families), 0.3)  # as if each had run once, neither well nor badly
+        self.seconds = np.full(len(self.families), 0.05)
+        self.num_runs = np.ones(len(self.families))
 
     def plain(self) -> list[Order]:
         """Every family's own order, not shaken."""
@@ -66,18 +69,24 @@ class OrderSource:
 
     def draw(self) -> Order:
         """A shaken order of a promising family, or a child of an elite."""
-        if self.elites and self.random.random() < 0.5:
+        if self.elites and self.random.random() < _BREED_FRACTION:
             parent = self.elites[self.random.integers(len(self.elites))][1]
             return parent._replace(rank=self._shake_ranks(parent.rank))
-        weight = np.exp(_EAGERNESS * self.depth_sum / self.depth_count)
+        weight = np.exp(_EAGERNESS * self.depth_sum / self.num_runs) * self.num_runs / self.seconds
         return self._make(int(self.random.choice(len(weight), p=weight / weight.sum())), float(self.random.choice(_SHAKES)))
 
-    def report(self, order: Order, depth_fraction: float) -> None:
+    def report(self, order: Order, depth_fraction: float, seconds: float) -> None:
+        """How deep a run from this order got and how long it took: deep and quick families are drawn more often."""
         self.depth_sum[order.family] += depth_fraction
-        self.depth_count[order.family] += 1
+        self.seconds[order.family] += seconds
+        self.num_runs[order.family] += 1
         self.elites.append((depth_fraction, order))
         self.elites.sort(key=lambda e: -e[0])
         del self.elites[_NUM_ELITES:]
+
+    @property
+    def typical_seconds(self) -> float:
+        return float(np.median(self.seconds / self.num_runs))
 
     def _make(self, family: int, shake: float) -> Order:
         name, flush_first = self.families[family]
