@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,12 @@ from torch import nn
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "src")]
 
 from benchmarks.peers import PEERS, Peer, checkpoint_blocks
-from memfit.api import Task, plan_captured
+from memfit.api import PlanSettings, Task, best_plan
+from memfit.capture.captured import Captured, Role
 from memfit.capture.inputs import Call
 from memfit.core.budget import Budget
+from memfit.core.errors import MemfitError
+from memfit.core.plan import Plan
 from memfit.execute.codegen import generate
 from memfit.execute.session import Ready, Session, run
 from memfit.profile.allocations import peaks_of
@@ -37,7 +41,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="JSON lines are appended here")
     parser.add_argument("--table", type=Path, help="print the table of a finished run's JSON lines and stop")
     parser.add_argument("--plan-seconds", type=float, default=8.0)
-    parser.add_argument("--allow-variants", action="store_true")
+    parser.add_argument("--allow", default="recompute,variants", help="as memfit.fit's allow, separated by commas")
+    parser.add_argument("--skip-checkpoint", action="store_true", help="leave out the per-block checkpointing baseline")
     args = parser.parse_args()
     if args.table:
         print(table([json.loads(line) for line in args.table.read_text().splitlines()]))
@@ -71,6 +76,8 @@ def compare(peer: Peer, device: str, args: argparse.Namespace) -> Any:
     yield {"what": "eager", **eager}
     reference = gradients(plain_step, model)
     yield from planned(peer, model, inputs, targets, device, parameter_bytes, eager, reference, args, ready_peaks := {})
+    if args.skip_checkpoint:
+        return
     num_blocks = checkpoint_blocks(model, peer.blocks)
     checkpointed = timed(plain_step, model, device, parameter_bytes)
     yield {"what": "checkpoint per block", "blocks": num_blocks, **checkpointed}
@@ -95,15 +102,16 @@ def planned(
     budgets: dict[str, int] | None = None,
 ) -> Any:
     """memfit at several budgets; capture and costs are made once."""
-    task = Task(model=model, loss_fn=peer.loss, num_targets=len(targets))
+    allow = tuple(args.allow.split(","))
+    task = Task(model=model, loss_fn=peer.loss, num_targets=len(targets), allow=allow)
     call = Call.flatten((*inputs, *targets), {})
     begin = time.perf_counter()
     try:
         with torch.autocast(device, torch.bfloat16, enabled=peer.autocast):
-            captured = task.capture(call)
+            captures = list(task.offers(call))
         captured_s = time.perf_counter() - begin
         with Progress("costs") as progress:
-            costs = task.costs(captured, progress)
+            offers = [(c, task.costs(c, progress)) for c in captures]
         costs_s = time.perf_counter() - begin - captured_s
     except Exception as error:
         yield {"what": "memfit", "error": f"{type(error).__name__}: {error}"[:500], "trace": traceback.format_exc()[-1500:]}
@@ -117,30 +125,34 @@ def planned(
     while queue:
         label, budget, tighter_by = queue.pop(0)
         begin = time.perf_counter()
-        with Progress("plan") as progress:
-            outcome = plan_captured(
-                captured, costs, Budget(device_bytes=budget - tighter_by), planner="auto", time_limit_s=args.plan_seconds, progress=progress
-            )
         record = {
             "what": f"memfit {label}",
+            "allow": args.allow,
             "budget_bytes": budget,
             "tighter_by": tighter_by,
-            "status": str(outcome.status),
-            "planner": outcome.plan.planner if outcome.plan else "",
-            "plan_s": time.perf_counter() - begin,
             "capture_s": captured_s,
             "costs_s": costs_s,
-            "ops": len(captured.graph.ops),
+            "ops": len(captures[0].graph.ops),
         }
-        if outcome.plan is None:
-            yield record | {"reason": outcome.reason}
+        settings = PlanSettings(time_limit_s=args.plan_seconds, compare_all="rounding" in allow)
+        try:
+            with Progress("plan") as progress:
+                captured, costs, plan = best_plan(offers, Budget(device_bytes=budget - tighter_by), settings, progress)
+        except MemfitError as error:
+            yield record | {"plan_s": time.perf_counter() - begin, "status": type(error).__name__, "reason": str(error)}
             continue
-        timeline = outcome.plan.timeline
+        record |= {
+            "plan_s": time.perf_counter() - begin,
+            "status": "planned",
+            "planner": plan.planner,
+            "variants": used_variants(captured, plan),
+        }
+        timeline = plan.timeline
         ready = Ready(
             captured=captured,
             costs=costs,
-            plan=outcome.plan,
-            program=generate(captured, outcome.plan.schedule),
+            plan=plan,
+            program=generate(captured, plan.schedule),
             keep_all_peak_bytes=0,
             base_time_ns=0,
         )
@@ -163,6 +175,18 @@ def planned(
         }
         del ready, step
         _clean(device)
+
+
+def used_variants(captured: Captured, plan: Plan) -> dict[str, int]:
+    """Which other implementations a plan runs, and how often."""
+    found: Counter[str] = Counter()
+    for step in plan.schedule.computes:
+        op = captured.graph.ops[step.op]
+        if step.variant:
+            found[f"{op.name} {op.variants[step.variant - 1].name}"] += 1
+        elif captured.calls[step.op].role is Role.CALL and op.name.startswith("memfit.") and "cudnn" not in op.name:
+            found[op.name] += 1
+    return dict(found)
 
 
 def timed(step: Callable[[], Any], model: nn.Module, device: str, parameter_bytes: int) -> dict[str, Any]:
