@@ -54,7 +54,7 @@ def schedule(
     if processors < 1:
         raise BadInput(f"{processors} processors cannot run anything: give at least 1.")
     begin = time.perf_counter()
-    parallel = algorithm in PARALLEL or (algorithm == "auto" and processors > 1)
+    parallel = graph.num_tasks > 0 and (algorithm in PARALLEL or (algorithm == "auto" and processors > 1))
     chosen = "auto" if algorithm in PARALLEL else algorithm
     solution = solve(graph, chosen, time_limit_s=time_limit_s, seed=seed, progress=progress)
     if memory_bytes is not None and solution.peak_bytes > memory_bytes and (algorithm not in PARALLEL or spill):

@@ -19,7 +19,7 @@ from memfit.core.graph import Graph
 from memfit.core.io import loads, read_text
 from memfit.core.units import parse_bytes
 from memfit.tasks.dot import parse_dot
-from memfit.tasks.model import TaskGraph, TaskId, task_graph
+from memfit.tasks.model import MAX_TOTAL_BYTES, TaskGraph, TaskId, task_graph
 from memfit.tasks.training import from_training_graph
 
 _ALIASES = {
@@ -131,9 +131,9 @@ def _build(tasks: Iterable[tuple[Any, Mapping[str, Any]]], triples: list[tuple[A
         names.append(name)
         for column, aliases in _ALIASES.items():
             value = next((fields[a] for a in aliases if a in fields), None)
-            columns[column].append(_time(value, name, source) if column == "time" else _size(value, f"{source}: {column} of task {name!r}"))
+            columns[column].append(_time(value, name, source) if column == "time" else _size(value, source, column, name))
     edges = [(_find(position, a, source), _find(position, b, source)) for a, b, _ in triples]
-    own = [_size(size, f"{source}: bytes of edge {a!r} -> {b!r}") for a, b, size in triples]
+    own = [_size(size, source, "bytes on an edge", b) for _, b, size in triples]
     return task_graph(
         names=names,
         output_bytes=[int(x) for x in columns["output_bytes"]],
@@ -150,13 +150,17 @@ def _find(position: dict[TaskId, int], name: Any, source: str) -> int:
     raise BadInput(f"{source}: an edge names task {str(name)[:60]!r}, which is not among the {len(position)} tasks.")
 
 
-def _size(value: Any, what: str) -> int:
-    return 0 if value is None else parse_bytes(value, what=what)
+def _size(value: Any, source: str, what: str, name: Any) -> int:
+    if type(value) is int and 0 <= value < MAX_TOTAL_BYTES:  # the usual case, a million times
+        return value
+    return 0 if value is None else parse_bytes(value, what=f"{source}: {what} of task {name!r}")
 
 
 def _time(value: Any, name: TaskId, source: str) -> float:
     if value is None:
         return 1.0
+    if type(value) is int and 0 <= value < MAX_TOTAL_BYTES:
+        return float(value)
     try:
         number = float(value)
     except (TypeError, ValueError):
