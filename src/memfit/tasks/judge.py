@@ -19,7 +19,7 @@ from memfit.core.units import format_bytes
 from memfit.tasks.kernel import kernel
 from memfit.tasks.model import Bools, Ints, TaskGraph
 
-_SLACK = 1e-9  # relative, for sums of times that are not whole numbers
+_SLACK = 1e-9  # of the makespan: sums of times that are not whole numbers differ by a hair from branch to branch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ def judge_parallel(graph: TaskGraph, runs: Sequence[Run], *, processors: float, 
     """Replay a parallel schedule: every task once, after those it reads from, never more processors or memory than there are."""
     listed = sorted(runs, key=lambda r: r.start)  # stable: at equal starts the order given stands
     _check_complete(graph, np.array([r.task for r in listed], np.int64))
-    events = _Events(graph, processors, memory_bytes)
+    events = _Events(graph, processors, memory_bytes, _SLACK * max((r.stop for r in listed), default=0.0))
     for position, run in enumerate(listed):
         events.start(position, run)
     events.finish(float("inf"))
@@ -124,8 +124,8 @@ def judge_parallel(graph: TaskGraph, runs: Sequence[Run], *, processors: float, 
 class _Events:
     """The state of a parallel replay."""
 
-    def __init__(self, graph: TaskGraph, processors: float, limit: int | None) -> None:
-        self.graph, self.processors, self.limit = graph, processors, limit
+    def __init__(self, graph: TaskGraph, processors: float, limit: int | None, slack: float) -> None:
+        self.graph, self.processors, self.limit, self.slack = graph, processors, limit, slack
         self.left = graph.readers.counts.tolist()
         self.size, self.kept, self.producer = graph.item_bytes.tolist(), graph.item_kept.tolist(), graph.item_producer.tolist()
         self.memory, self.time = graph.memory_bytes.tolist(), graph.time.tolist()
@@ -142,7 +142,7 @@ class _Events:
         self.finish(run.start)
         name = self.graph.names[run.task]
         expected = self.time[run.task] / run.processors if run.processors > 0 else float("inf")
-        if run.start < 0 or abs(run.stop - run.start - expected) > _SLACK * max(1.0, abs(run.stop)):
+        if run.start < 0 or abs(run.stop - run.start - expected) > self.slack:
             raise IllegalSchedule(
                 position, f"task {name!r} runs from {run.start} to {run.stop}, but takes {expected} on {run.processors} processors."
             )
@@ -164,8 +164,7 @@ class _Events:
         heapq.heappush(self.running, (run.stop, position, run))
 
     def finish(self, until: float) -> None:
-        slack = _SLACK * max(1.0, abs(until)) if until != float("inf") else 0.0
-        while self.running and self.running[0][0] <= until + slack:
+        while self.running and self.running[0][0] <= until + self.slack:
             stop, _, run = heapq.heappop(self.running)
             task = run.task
             freed = self.memory[task]
