@@ -16,18 +16,21 @@ import numpy as np
 from memfit.core.outcome import Outcome
 from memfit.core.units import format_bytes
 from memfit.planning.base import Problem
+from memfit.planning.chain_dp import chain_sequences
 from memfit.planning.cut_lp import CutProgram, runnable_without
 from memfit.planning.floor import required_storages
 from memfit.planning.judge import judged
 from memfit.planning.just_in_time import default_makers, turning_point
 from memfit.planning.model import Ints, Model
-from memfit.planning.replay import usage_of
+from memfit.planning.replay import peak_and_time, usage_of
 from memfit.planning.search import Search
 from memfit.planning.seeds import seed_from
 from memfit.planning.sqrt_segments import bytes_made, segments_sequence
 
 SHARES = (1.0, 0.97, 0.93, 0.88, 0.8, 0.7, 0.6)
 """Shares of the budget the LP is solved for."""
+LARGE = 3000
+"""Forms from which on seeds are found by guessing the share rather than by repair."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,25 +73,45 @@ def explore_cuts(search: Search, *, max_cuts: int, seconds: float = 1e9) -> None
     if search.settled:
         return
     for number, cut in enumerate(cuts_near_peak(model, agenda)):
-        if number >= max_cuts or search.settled or search.good_enough or (number and (search.done or search.problem.seconds > stop)):
+        late = search.done or search.problem.seconds > stop
+        if number >= max_cuts or search.settled or search.good_enough or (number and late):
             break
         program = CutProgram(model, (cut,))
-        for share in SHARES if number == 0 else (1.0, 0.93):
-            if search.settled or ((number or share < 1.0) and (search.done or search.problem.seconds > stop)):
-                break  # the first seed is made whatever the time limit: an answer late is better than none
-            solution = program.solve(int(search.problem.limit_bytes * share))
-            if solution is None:
-                if share == 1.0:
-                    prove_infeasible(search, program)
-                break
-            if share == 1.0 and not model.partial:
-                search.raise_bound(solution.bound_ns)
-            seed = seed_from(model, solution)
-            search.mend(seed.sequence, seed.makers, f"cut {number + 1} at {share:.0%}", max_steps=_steps(model))
-            if search.best is not None and search.gap_points <= 0.02:
-                break
+        shares = list(SHARES if number == 0 and model.num_forms < LARGE else (1.0, 0.93) if number else (1.0,))
+        _seeds_of(search, program, shares, f"cut {number + 1}", stop)
         if number == 0 and search.best is None:
-            search.mend(agenda, makers, "repair", max_steps=_steps(model))
+            search.mend(agenda, makers, "repair", seconds=_patience_s(model))
+
+
+def _seeds_of(search: Search, program: CutProgram, shares: list[float], note: str, stop: float) -> None:
+    """Solve for each share of the budget, build and mend. The first seed is made whatever the time: late is better than never.
+
+    What the LP does not see (the bytes of recomputation itself) shows in the seed's peak, so the share at which a seed would just
+    fit is guessed from it and tried too: for a large graph that is all the repair there is time for.
+    """
+    model, limit = search.problem.model, search.problem.limit_bytes
+    guesses = 4
+    while shares:
+        share = shares.pop(0)
+        if search.settled or (share < 1.0 and (search.done or search.problem.seconds > stop)):
+            break
+        solution = program.solve(int(limit * share))
+        if solution is None:
+            if share == 1.0:
+                prove_infeasible(search, program)
+            break
+        if share == 1.0 and not model.partial:
+            search.raise_bound(solution.bound_ns)
+        seed = seed_from(model, solution)
+        peak, _ = peak_and_time(model.arrays, seed.sequence)
+        fits = peak <= limit
+        if fits or model.num_forms < LARGE or (peak - limit) < 0.01 * limit:
+            search.mend(seed.sequence, seed.makers, f"{note} at {share:.0%}", seconds=_patience_s(model))
+        if search.best is not None and search.gap_points <= 0.02:
+            break
+        if not fits and guesses and model.num_forms >= LARGE:
+            guesses -= 1
+            shares.insert(0, share * min(0.995 * limit / peak, 0.99))
 
 
 def explore_chains(search: Search, *, lengths: Sequence[int] = (2, 4, 7), seconds: float) -> None:
@@ -107,7 +130,7 @@ def explore_chains(search: Search, *, lengths: Sequence[int] = (2, 4, 7), second
             if share == 1.0 and not model.partial:
                 search.raise_bound(solution.bound_ns)
             seed = seed_from(model, solution)
-            search.mend(seed.sequence, seed.makers, f"{len(cuts)} cuts at {share:.0%}", max_steps=_steps(model))
+            search.mend(seed.sequence, seed.makers, f"{len(cuts)} cuts at {share:.0%}", seconds=_patience_s(model))
 
 
 def chain_of_cuts(model: Model, limit_bytes: int, length: int) -> tuple[int, ...]:
@@ -146,7 +169,7 @@ def _comes_after(model: Model, later: int, earlier: int) -> bool:
 
 
 def explore_segments(search: Search) -> None:
-    """Checkpoint segments as seeds: near the floor they are closer to what is needed than one keep set at the peak."""
+    """Checkpoint segments and the chain's plans as seeds: near the floor they are closer to what is needed than one keep set at the peak."""
     model = search.problem.model
     usage = usage_of(model.arrays, np.array(model.agenda, np.int64))
     turn = turning_point(model, usage)
@@ -155,11 +178,16 @@ def explore_segments(search: Search) -> None:
         if search.done or num_segments > turn:
             break
         sequence = segments_sequence(model, turn, weights, num_segments)
-        search.mend(sequence, search.makers, f"{num_segments} segments", max_steps=_steps(model))
+        search.mend(sequence, search.makers, f"{num_segments} segments", seconds=_patience_s(model))
+    for share, sequence in chain_sequences(model, search.problem.limit_bytes):
+        if search.done:
+            break
+        search.mend(sequence, search.makers, f"chain at {share:.0%}", seconds=_patience_s(model))
 
 
-def _steps(model: Model) -> int:
-    return 400 if model.num_forms < 3000 else 100
+def _patience_s(model: Model) -> float:
+    """How long one seed may be repaired, and polished: little for large graphs, whose next seed is likely better."""
+    return 20.0 if model.num_forms < LARGE else 3.0
 
 
 def prove_infeasible(search: Search, program: CutProgram) -> None:

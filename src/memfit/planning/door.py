@@ -20,6 +20,7 @@ PLANNERS = {
     "sqrt_segments": "memfit.planning.sqrt_segments:SqrtSegments",
     "drop_cheap": "memfit.planning.drop_cheap:DropCheap",
     "greedy": "memfit.planning.greedy:Greedy",
+    "chain_dp": "memfit.planning.chain_dp:ChainDp",
     "checkmate": "memfit.planning.checkmate:Checkmate",
     "checkmate_rounding": "memfit.planning.checkmate:CheckmateRounding",
     "monet": "memfit.planning.monet:Monet",

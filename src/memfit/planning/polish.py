@@ -6,21 +6,22 @@ its readers read the previous value, which then lives longer; if that still fits
 
 from __future__ import annotations
 
+from time import perf_counter
+
 import numpy as np
 
 from memfit.planning.kernel import kernel
-from memfit.planning.model import Arrays, Ints
+from memfit.planning.model import Arrays, Flags, Ints
 from memfit.planning.replay import INVALID, drop_dead, measure
 
 
 @kernel
-def delete(a: Arrays, seq: Ints, limit: int, positions: Ints) -> Ints:
+def kept_after(a: Arrays, seq: Ints, limit: int, positions: Ints) -> Flags:
     """Try to delete each of `positions` in turn; a deletion stays if the sequence still runs inside the limit."""
     n = len(seq)
     gone = np.zeros(n, np.bool_)
     trial = np.empty(n, np.int64)
     usage = np.empty(n + 1, np.int64)
-    count = n
     for i in range(len(positions)):
         gone[positions[i]] = True
         m = 0
@@ -31,15 +32,14 @@ def delete(a: Arrays, seq: Ints, limit: int, positions: Ints) -> Ints:
         peak, _ = measure(a, trial[:m], usage)
         if peak == INVALID or peak > limit:
             gone[positions[i]] = False
-        else:
-            count = m
-    kept = np.empty(count, np.int64)
-    m = 0
     for p in range(n):
-        if not gone[p]:
-            kept[m] = seq[p]
-            m += 1
-    return kept
+        gone[p] = not gone[p]
+    return gone
+
+
+def delete(a: Arrays, seq: Ints, limit: int, positions: Ints) -> Ints:
+    """The sequence without those of `positions` that it can do without."""
+    return seq[kept_after(a, seq, limit, positions)]
 
 
 def repeats(a: Arrays, seq: Ints) -> Ints:
@@ -54,13 +54,27 @@ def repeats(a: Arrays, seq: Ints) -> Ints:
     return np.flatnonzero(again)
 
 
-def polish(a: Arrays, seq: Ints, limit: int, max_rounds: int = 6) -> Ints:
-    """Delete what can go, dearest first. The sequence must fit; it still fits afterwards and takes no longer."""
+def polish(a: Arrays, seq: Ints, limit: int, max_rounds: int = 6, deadline_s: float = float("inf")) -> Ints:
+    """Delete what can go, dearest first, until nothing can or the clock says so. The sequence must fit, and still fits afterwards."""
     for _ in range(max_rounds):
         positions = repeats(a, seq)
         order = positions[np.argsort(-a.time[seq[positions]], kind="stable")]
-        shorter = drop_dead(a, delete(a, seq, limit, order))
+        shorter = _deleted(a, seq, limit, order, deadline_s)
         if len(shorter) == len(seq):
             break
         seq = shorter
     return seq
+
+
+def _deleted(a: Arrays, seq: Ints, limit: int, order: Ints, deadline_s: float) -> Ints:
+    """One round, in pieces so that a long sequence can stop on time: positions are counted from the round's start."""
+    piece = max(64, 2_000_000 // max(len(seq), 1))
+    alive = np.arange(len(seq))  # where each position of `current` was at the start of the round
+    current = seq
+    for start in range(0, len(order), piece):
+        if perf_counter() > deadline_s:
+            break
+        places = np.searchsorted(alive, order[start : start + piece])
+        kept = kept_after(a, current, limit, places)
+        current, alive = current[kept], alive[kept]
+    return drop_dead(a, current)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from time import perf_counter
 
 import numpy as np
 
@@ -73,13 +74,14 @@ class Search:
         self.problem.tell(time, self.bound_ns, note)
         return True
 
-    def mend(self, sequence: Ints, makers: Ints, note: str, *, top: int = 24, wide: int = 96, max_steps: int = 400) -> bool:
-        """Repair, polish, offer."""
+    def mend(self, sequence: Ints, makers: Ints, note: str, *, top: int = 24, wide: int = 96, seconds: float = 20.0) -> bool:
+        """Repair, polish, offer; each of the two for at most `seconds`."""
         a, limit = self.problem.model.arrays, self.problem.limit_bytes
-        fixed = Repairer(arrays=a, limit=limit, maker=makers, top=top, wide=wide).run(np.asarray(sequence), max_steps)
+        fixer = Repairer(arrays=a, limit=limit, maker=makers, top=top, wide=wide)
+        fixed = fixer.run(np.asarray(sequence), 400, perf_counter() + seconds)
         peak, _ = peak_and_time(a, fixed)
         if peak != INVALID and peak <= limit:
-            fixed = polish(a, fixed, limit, 6)
+            fixed = polish(a, fixed, limit, 6, perf_counter() + seconds)
         better = self.offer(fixed, note)
         if better:
             self.makers = makers

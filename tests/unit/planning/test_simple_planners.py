@@ -16,7 +16,7 @@ from memfit.planning import PLANNERS, plan
 from memfit.planning.sequence import schedule_from_ops
 from memfit.planning.sqrt_segments import SqrtSegments
 
-SIMPLE = ("keep_all", "sqrt_segments", "drop_cheap", "greedy")
+SIMPLE = ("keep_all", "sqrt_segments", "drop_cheap", "greedy", "chain_dp")
 
 
 def _chain(num_layers: int = 16, size_bytes: int = 100) -> memfit.Graph:
@@ -42,7 +42,7 @@ def test_a_plan_without_a_limit_is_the_step_itself(planner: str) -> None:
     assert sorted(c.op for c in outcome.require_plan().schedule.computes) == list(range(len(graph.ops)))
 
 
-@pytest.mark.parametrize("planner", ["sqrt_segments", "greedy"])
+@pytest.mark.parametrize("planner", ["sqrt_segments", "greedy", "chain_dp"])
 def test_half_the_memory_of_a_chain(planner: str) -> None:
     graph = _chain()
     whole = plan(graph, planner="keep_all").require_plan().timeline
