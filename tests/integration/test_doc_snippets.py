@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-RUNNABLE = ("tutorial/first-steps.md", "how-to/judge-a-schedule.md", "reference/file-formats.md", "how-to/use-the-numpy-engine.md")
+RUNNABLE = (
+    "tutorial/first-steps.md",
+    "how-to/judge-a-schedule.md",
+    "reference/file-formats.md",
+    "how-to/use-the-numpy-engine.md",
+    "how-to/pack-buffers.md",
+)
 
 
 @pytest.mark.parametrize("name", RUNNABLE)

@@ -15,6 +15,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,6 +41,16 @@ class Decision:
     nodes: int
 
 
+class _Turn(NamedTuple):
+    """What a thread does next. `order` is None for a search that is resumed."""
+
+    search: Search
+    order: Order | None
+    num_nodes: int
+    seconds: float
+    is_resumable: bool
+
+
 @dataclass(slots=True)
 class _Race:
     """What the threads share: who runs next, when to stop, and the first answer."""
@@ -49,7 +60,8 @@ class _Race:
     capacity: int
     deadline: float
     source: OrderSource
-    resting: list[Search]
+    plain: list[Order]  # not started yet
+    resting: list[Search] = field(default_factory=list)  # started, to be resumed
     lock: Lock = field(default_factory=Lock)
     offsets: Ints | None = None
     verdict: Verdict = Verdict.OPEN
@@ -66,27 +78,32 @@ class _Race:
         """One thread: take turns until somebody has the answer."""
         while not self.is_over:
             began = time.monotonic()
-            search, order, limit, seconds = self._take_turn()
-            used = self._advance(search, limit, began + seconds)
+            turn = self._take_turn()
+            used = self._advance(turn.search, turn.num_nodes, began + turn.seconds)
             with self.lock:
                 self.nodes += used
-                if order is None:
-                    self.resting.append(search)
-                else:
-                    self.source.report(order, search.deepest / self.problem.num_buffers, time.monotonic() - began)
+                if turn.is_resumable:
+                    self.resting.append(turn.search)
+                if turn.order is not None:
+                    self.source.report(turn.order, turn.search.deepest / self.problem.num_buffers, time.monotonic() - began)
 
-    def _take_turn(self) -> tuple[Search, Order | None, int, float]:
-        """A search to run, the order it was started from (None: it is resumed), and how many nodes and seconds it gets."""
+    def _take_turn(self) -> _Turn:
+        """First every plain order once, then mostly new orders and now and then a resumed one."""
         usual = _NODES_PER_BUFFER * self.problem.num_buffers
         with self.lock:
             self.turn += 1
+            if self.plain:
+                order = self.plain.pop(0)
+                return _Turn(self._start(order), order, usual, _FAR_S, True)
             if self.resting and self.turn % (_SHORT_RUNS_PER_RESUMED + 1) == 0:
                 self.patience *= _GROWTH
-                return self.resting.pop(0), None, int(usual * self.patience), self.patience * self.source.typical_seconds
+                return _Turn(self.resting.pop(0), None, int(usual * self.patience), self.patience * self.source.typical_seconds, True)
             order = self.source.draw()
             limit = usual * int(self.source.random.choice(_PATIENCES))
-        search = start_search(self.problem, self.sections, self.capacity, rank=order.rank, flush_first=order.flush_first)
-        return search, order, limit, _FAR_S
+        return _Turn(self._start(order), order, limit, _FAR_S, False)
+
+    def _start(self, order: Order) -> Search:
+        return start_search(self.problem, self.sections, self.capacity, rank=order.rank, flush_first=order.flush_first)
 
     def _advance(self, search: Search, limit: int, until: float) -> int:
         before = search.nodes
@@ -114,8 +131,7 @@ def decide(problem: Problem, capacity: int, *, deadline: float, num_threads: int
     """Is there a packing no higher than `capacity`? OPEN when the deadline (of `time.monotonic`) came first."""
     sections = make_sections(problem)
     source = OrderSource(problem, np.random.default_rng(seed))
-    plain = [start_search(problem, sections, capacity, rank=o.rank, flush_first=o.flush_first) for o in source.plain()]
-    race = _Race(problem, sections, capacity, deadline, source, plain)
+    race = _Race(problem, sections, capacity, deadline, source, source.plain())
     threads = num_threads or min(4, os.cpu_count() or 1)
     racer = cpsat.Racer()
     with ThreadPoolExecutor(threads + 1) as pool:
