@@ -31,10 +31,13 @@ def depth_curves_png(panels: Panels, *, title: str = "", dpi: int = 150) -> byte
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.2 * max(len(panels), 1), 4.6), dpi=dpi, layout="constrained")
+    figure = Figure(figsize=(5.2 * max(len(panels), 1), 5.0), dpi=dpi, layout="constrained")
     canvas = FigureCanvasAgg(figure)
     for axes, (network, lines) in zip(figure.subplots(1, max(len(panels), 1), squeeze=False)[0], panels.items(), strict=False):
         _draw(axes, network, lines)
+    handles = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    if handles:
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=8)
     if title:
         figure.suptitle(title, fontsize=11)
     buffer = io.BytesIO()
@@ -57,7 +60,6 @@ def _draw(axes: Any, network: str, lines: Mapping[str, Line]) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: format_bytes(round(value)).replace(".00", ""))
     axes.set(title=network, xlabel="depth", ylabel="peak beyond parameters and inputs")
     axes.grid(visible=True, which="major", alpha=0.3)
-    axes.legend(fontsize=8, loc="upper left")
 
 
 def _slopes(axes: Any, lines: Mapping[str, Line]) -> None:

@@ -41,7 +41,7 @@ def test_counts_on_the_tape() -> None:
     assert least_matmuls(case, 1000) is None
     for share, optimum in ((False, 38), (True, 33)):
         assert least_matmuls(case, peaks[share]) == optimum
-        plan = planning.plan(graph, case.matmul_costs, peaks[share], time_limit_s=5).require_plan()
+        plan = planning.plan(graph, case.matmul_costs, peaks[share], time_limit_s=2).require_plan()
         assert 30 <= count_matmuls(graph, plan.schedule) <= optimum, "a planner may also change the order of ops"
         seen = trace(case.program, plan.schedule)
         assert seen.predicted_bytes == seen.measured_bytes
