@@ -42,7 +42,7 @@ def run_demo(
     curve_planners: Mapping[str, MakePlan],
     *,
     place: Place | None = None,
-    depths: Sequence[int] = (10, 30, 100, 300),
+    depths: Sequence[int] = (10, 30, 100),
     steps: int = 40,
     say: Say = lambda _: None,
 ) -> Demo:
