@@ -120,6 +120,7 @@ class Subject:
         ready = Ready(
             captured=self.captured,
             plan=plan,
+            costs=self.costs,
             program=generate(self.captured, plan.schedule),
             keep_all_peak_bytes=free.peak_bytes,
             base_time_ns=free.compute_time_ns,
