@@ -131,6 +131,31 @@ def test_batch_norm_statistics_are_updated_once_however_often_it_is_recomputed()
     assert [int(b) for name, b in fitted.named_buffers() if "num_batches" in name] == [1] * 4
 
 
+def test_a_buffer_that_the_model_reads_and_then_changes() -> None:
+    """Recomputation must see the value from before the change."""
+
+    class Moving(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layers = nn.ModuleList([nn.Linear(16, 16) for _ in range(4)])
+            self.register_buffer("scale", torch.ones(16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scale = self.scale.clone()
+            for layer in self.layers:
+                x = torch.sin(layer(x) * scale)
+            with torch.no_grad():
+                self.scale.mul_(0.5).add_(x.abs().mean(0))
+            return x
+
+    plain = Moving()
+    model = twin(plain)
+    x, _ = batch()
+    fitted = fit_tight(model, (x,), fraction=0.8)
+    assert same(train(fitted, [(x,)] * 3, loss_fn=torch.mean), train(plain, [(x,)] * 3, loss_fn=torch.mean))
+
+
 def test_the_check_of_the_first_step_says_so() -> None:
     x, y = batch()
     fitted = memfit.fit(deep(), (x,), budget="1GiB", planner="greedy")

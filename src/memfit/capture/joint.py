@@ -196,12 +196,23 @@ def _check_mutations(metadata: Any, step: _Step) -> None:
 def _refusal(error: Exception) -> Unsupported:
     """Name the unsupported thing, and the way round it."""
     text, kind = str(error), type(error).__name__
-    if "DataDependent" in kind or "data-dependent" in text or "GuardOnDataDependent" in kind or "_local_scalar_dense" in text:
+    if (
+        "DataDependent" in kind
+        or "DynamicOutputShape" in kind
+        or "data-dependent" in text
+        or "GuardOnDataDependent" in kind
+        or "_local_scalar_dense" in text
+    ):
         return _DataDependentError(
             f"the model's control flow or shapes depend on tensor values ({_first_line(text)}), so one plan cannot serve every step: "
             "use torch.where or fixed shapes, or fit the part of the model without it."
         )
-    if "Cannot access data pointer" in text or "non-Fake Tensor" in text or "fake mode" in text.lower():
+    if (
+        "Cannot access data pointer" in text
+        or "non-Fake Tensor" in text
+        or "convert all Tensors to FakeTensors" in text
+        or "fake mode" in text.lower()
+    ):
         return Unsupported(
             f"the model uses a tensor that is neither a parameter, a buffer nor an input ({_first_line(text)}): register it with register_buffer."
         )

@@ -114,6 +114,8 @@ class _Lowering:
         self._add_source(node, value, Kind.BUFFER, str(node.target))
 
     def _add_source(self, node: torch.fx.Node, tensor: torch.Tensor, kind: Kind, name: str) -> None:
+        if tensor.layout is not torch.strided:
+            raise Unsupported(f"{name} is a {tensor.layout} tensor: memfit plans dense tensors; convert it with to_dense().")
         sample = node.meta.get("val", tensor)
         key, size_bytes = _storage_identity(tensor, self.granularity)
         if key not in self.storage_of_source:

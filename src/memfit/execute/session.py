@@ -60,6 +60,8 @@ class Session:
 
     def forward(self) -> list[torch.Tensor]:
         """The model's output tensors; buffers are updated here, once, after everything that can fail."""
+        kept = {i for i, _ in self.captured.convention.mutations} if self.trial else set(self.ready.program.rereads)
+        self.old_buffers = {i: self.sources[i].data.clone() for i in sorted(kept)}
         with self.watch.forward() if self.watch else nullcontext():
             try:
                 outputs, mutations = self._run_forward()
@@ -67,14 +69,15 @@ class Session:
                 self._take_tighter_plan()
                 set_state(self.captured.device, self.rng_at_start)
                 outputs, mutations = self._run_forward()
-        for (position, _), value in zip(self.captured.convention.mutations, mutations, strict=True):
-            target = self.sources[position].data
-            if self.trial:
-                self.old_buffers[position] = target.clone()
-            target.copy_(value)
+            self._update_buffers(mutations)
+            del mutations
         if self.trial:
             self.outputs = [o.detach() for o in outputs]
         return outputs
+
+    def _update_buffers(self, mutations: list[torch.Tensor]) -> None:
+        for (position, _), value in zip(self.captured.convention.mutations, mutations, strict=True):
+            self.sources[position].data.copy_(value)
 
     def _run_forward(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         self.rng = Replay(self.captured.device)

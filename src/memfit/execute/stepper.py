@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from memfit.capture.captured import Captured
-from memfit.core.errors import BadInput, MemfitError
+from memfit.core.errors import BadInput, MemfitError, Unsupported
 from memfit.core.plan import Plan
 from memfit.core.units import format_bytes, format_percent
 from memfit.execute.check import Verdict, compare
@@ -103,7 +103,11 @@ class Stepper:
         """One call of the fitted model. Without gradients the plain model runs: it holds no activations then."""
         if not torch.is_grad_enabled() or not self._wants_gradients(args, kwargs):
             return self.plain(args, kwargs)
-        shape, sources = self.shape_of(args, kwargs)
+        try:
+            shape, sources = self.shape_of(args, kwargs)
+        except Unsupported:
+            self._raise_own_error(args, kwargs)
+            raise
         self.latest = shape
         session = Session(shape.ready, sources, trial=shape.steps == 0, replan=lambda ready: self._after_oom(shape, ready))
         if session.trial:
@@ -118,6 +122,16 @@ class Stepper:
         self._check_targets(args)
         cut = len(args) - self.num_targets
         return self.loss_fn(self.plain_forward(self.model, *args[:cut], **kwargs), *args[cut:])
+
+    def _raise_own_error(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A call that the plain model refuses too (a wrong shape, say) gives the model's own error. Leaves no trace."""
+        before = [b.detach().clone() for b in self.model.buffers()]
+        with torch.random.fork_rng(), torch.no_grad():
+            try:
+                self.plain(args, kwargs)
+            finally:
+                for buffer, old in zip(self.model.buffers(), before, strict=True):
+                    buffer.data.copy_(old)
 
     def shape_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Shape, tuple[torch.Tensor, ...]]:
         """The plan for this call, made now if it is new, and the step's source tensors."""
