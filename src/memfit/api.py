@@ -181,8 +181,9 @@ def make_ready(
         offers = ((c, task.costs(c, progress)) for c in task.offers(call, accumulates=accumulates))
         first = next(offers)
         elsewhere_bytes = held_elsewhere(task, call, first[0])
+        margin_bytes = allocator_slack(first[0], budget)
         if budget.device_bytes is not None:
-            budget = Budget(device_bytes=max(0, budget.device_bytes - elsewhere_bytes))
+            budget = Budget(device_bytes=max(0, budget.device_bytes - elsewhere_bytes - margin_bytes))
         whole = find_plan(first[0].graph, first[1], None, planner="keep_all").require_plan()
         every = chain((first,), offers)
         if plan is not None:
@@ -199,7 +200,18 @@ def make_ready(
             keep_all_peak_bytes=whole.timeline.peak_bytes,
             base_time_ns=whole.timeline.compute_time_ns,
             elsewhere_bytes=elsewhere_bytes,
+            margin_bytes=margin_bytes,
         )
+
+
+def allocator_slack(captured: Captured, budget: Budget) -> int:
+    """Bytes to leave on CUDA: blocks of the caching allocator carry up to 1 MiB each that nobody asked for, differently every step.
+
+    Measured on the H200: 0.06 to 0.16 % of the peak. A larger miss is left to the closed loop.
+    """
+    if captured.device.type != "cuda" or budget.device_bytes is None:
+        return 0
+    return max(2 * 2**20, budget.device_bytes // 500)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,7 @@ class Ready:
     keep_all_peak_bytes: int
     base_time_ns: int
     elsewhere_bytes: int = 0  # held by the process outside the step
+    margin_bytes: int = 0  # of the budget, left for the allocator's slack
 
 
 class Watch(Protocol):

@@ -46,6 +46,13 @@ class _Shape:
     steps: int = 0
     oom_replans: int = 0
 
+    @property
+    def budget_bytes(self) -> int | None:
+        """The budget the user gave: the plan's own, and what was set aside from it."""
+        ready = self.ready
+        planned = ready.plan.budget.device_bytes
+        return None if planned is None else planned + self.tighter_by + ready.elsewhere_bytes + ready.margin_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
@@ -193,9 +200,8 @@ class Stepper:
     def settle(self, shape: _Shape, measured: int) -> None:
         """Compare measured with planned; a miss above the budget re-plans tighter by as much."""
         shape.measured_peak_bytes = measured
-        elsewhere = shape.ready.elsewhere_bytes
-        budget, predicted = shape.ready.plan.budget.device_bytes, shape.ready.plan.timeline.peak_bytes + elsewhere
-        if budget is not None and measured > budget + shape.tighter_by + elsewhere:
+        budget, predicted = shape.budget_bytes, shape.ready.plan.timeline.peak_bytes + shape.ready.elsewhere_bytes
+        if budget is not None and measured > budget:
             over = measured - predicted
             shape.notes.append(f"measured {format_bytes(measured)} against {format_bytes(predicted)} predicted: planned again, tighter")
             self._tighten(shape, shape.tighter_by + over)
@@ -236,7 +242,7 @@ class Stepper:
         plan = shape.ready.plan
         base, elsewhere = shape.ready.base_time_ns, shape.ready.elsewhere_bytes
         return Report(
-            budget_bytes=None if plan.budget.device_bytes is None else plan.budget.device_bytes + shape.tighter_by + elsewhere,
+            budget_bytes=shape.budget_bytes,
             predicted_peak_bytes=plan.timeline.peak_bytes + elsewhere,
             measured_peak_bytes=shape.measured_peak_bytes,
             keep_all_peak_bytes=shape.ready.keep_all_peak_bytes,
