@@ -24,7 +24,6 @@ from memfit.tasks.restrict import restrict
 from memfit.tasks.safe_booking import SafeBooking
 
 _POLL_S = 0.25
-_LOOK_EVERY_S = 0.5
 _LOOKAHEAD = 64
 _MOST_RESTARTS = 50
 _PATIENCE = 240  # polls without any worker before giving up
@@ -69,7 +68,7 @@ class BookedRun:
 
     def __init__(
         self, graph: TaskGraph, order: Sequence[int], memory_bytes: int, processors: int, calls: Sequence[Call],
-        inputs: Sequence[Sequence[int]], workers: Workers,
+        inputs: Sequence[Sequence[int]], workers: Workers, look_every_s: float = 0.5,
     ) -> None:  # fmt: skip
         self.graph, self.order, self.limit, self.processors = graph, list(order), memory_bytes, processors
         self.calls, self.inputs, self.workers = calls, inputs, workers
@@ -81,7 +80,7 @@ class BookedRun:
         self.peak_bytes = self.restarts = 0
         self.litter: dict[str, list[str]] = {}  # worker -> keys that nobody reads any more
         self.litter_bytes = 0
-        self.looked_at = time.monotonic()
+        self.looked_at, self.look_every_s = time.monotonic(), look_every_s
         self.alive = workers.threads()
         workers.known = set(self.alive)
         self._plan(range(graph.num_tasks), ())
@@ -228,7 +227,7 @@ class BookedRun:
     # -- losing workers ----------------------------------------------------------------------------------------------
 
     def _check_workers(self) -> None:
-        if time.monotonic() - self.looked_at < _LOOK_EVERY_S and self.running:
+        if time.monotonic() - self.looked_at < self.look_every_s and self.running:
             return
         self.looked_at = time.monotonic()
         self.alive = self.workers.threads()
