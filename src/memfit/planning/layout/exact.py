@@ -146,14 +146,14 @@ def _working_tables(table: Ints, num_meetings: int, num_sections: int, memo_bits
     registers = np.zeros(kernel.NUM_REGISTERS, np.int64)
     registers[kernel.TOP], registers[kernel.PENDING], registers[kernel.OPENING] = -1, 1, 1
     return (
-        np.zeros((3, num_sections + 1), np.int64),
+        np.zeros((4, num_sections + 1), np.int64),
         np.zeros((num_sections + 1, int(np.cumsum(crowd).max(initial=0)) + 1, 2), np.int64),
         np.zeros((n + 2, kernel.FRAME_COLUMNS), np.int64),
         np.empty(room, np.int32),
         np.empty(room, np.int32),
         np.empty((num_meetings + int((last - first).sum()) + n + 8, 2), np.int64),
         pending,
-        np.zeros((4, n + 1), np.int64),
+        np.zeros((5, n + 1), np.int64),
         np.zeros((1 << memo_bits, 2), np.int64),
         registers,
     )

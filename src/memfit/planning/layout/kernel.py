@@ -26,8 +26,8 @@ BASE, COUNT, NEXT, PARENT, CHILD, TRAIL_MARK, PENDING_MARK, LOWEST_TOP, FROM, TO
 FRAME_COLUMNS = 12
 TOP, TRAIL, PENDING, NODES, OPENING, DEEPEST = range(6)  # the registers
 NUM_REGISTERS = 6
-SKYLINE, LOAD, CROWD = range(3)  # rows of `sections`
-KEY, ORDER, END, SORTED = range(4)  # rows of `scratch`
+SKYLINE, LOAD, CROWD, TIGHT = range(4)  # rows of `sections`
+KEY, ORDER, END, SORTED, CONCERNED = range(5)  # rows of `scratch`
 FAR = 4611686018427387904
 FILL_PASSES = 2
 # helpers are compiled into `resume` and never called from Python: without wrappers they compile in half the time
@@ -194,11 +194,12 @@ def _rest(table: Any, meets: Any, buffer: int, now: int) -> int:
 def _fits(table: Any, sections: Any, ends: Any, frames: Any, scratch: Any, capacity: int, rules: int, frame: int, count: int) -> bool:
     first, last = frames[frame, FROM], frames[frame, TO]
     for _ in range(FILL_PASSES + 1):
-        if rules & SECTION and not _sections_fit(table, sections[LOAD, first:last], first, scratch, capacity, count):
+        limit = capacity if rules & SECTION else FAR
+        if not _sections_fit(table, sections, first, last, scratch, limit, capacity, count):
             return False
         if not rules & FILL:
             return True
-        change = _fill(table, sections, ends, first, last, scratch, capacity, count)
+        change = _fill(table, sections, ends, scratch, capacity, count)
         if change <= 0:
             return change == 0
     return True
@@ -224,54 +225,71 @@ def _sort(values: Any, positions: Any, count: int) -> None:
 
 
 @_jit
-def _sections_fit(table: Any, load: Any, origin: int, scratch: Any, capacity: int, count: int) -> bool:
-    """Highest key first, add sizes up per section: what must lie at or above a key has to fit under the capacity."""
-    load[:] = 0
+def _sections_fit(table: Any, sections: Any, first: int, last: int, scratch: Any, limit: int, capacity: int, count: int) -> bool:
+    """Highest key first, add sizes up per section: what must lie at or above a key has to fit under the limit.
+
+    Also notes which sections are tight: where the highest key plus the load is above the capacity.
+    """
+    load, tight = sections[LOAD], sections[TIGHT]
+    load[first:last] = 0
     _sort(scratch[KEY], scratch[SORTED], count)
     for k in range(count - 1, -1, -1):
         which = scratch[SORTED, k]
         buffer = scratch[ORDER, which]
-        limit = capacity - scratch[KEY, which]
-        size = table[buffer, SIZE]
-        for section in range(table[buffer, FIRST] - origin, table[buffer, LAST] - origin):
+        key, size = scratch[KEY, which], table[buffer, SIZE]
+        for section in range(table[buffer, FIRST], table[buffer, LAST]):
+            if load[section] == 0:
+                tight[section] = key - capacity
             load[section] += size
-            if load[section] > limit:
+            if load[section] + key > limit:
                 return False
+    for section in range(first, last):
+        tight[section] = 1 if load[section] > 0 and load[section] + tight[section] > 0 else 0
+        load[section] = 0
     return True
 
 
 @_jit
-def _fill(table: Any, sections: Any, ends: Any, first: int, last: int, scratch: Any, capacity: int, count: int) -> int:
+def _fill(table: Any, sections: Any, ends: Any, scratch: Any, capacity: int, count: int) -> int:
     """Raise keys until enough bytes can lie below each buffer; 1 if something rose, 0 if not, -1 if one rose too far.
 
     A buffer at v leaves capacity - v for itself and what lies above it, so in each of its sections at least
-    load + v - capacity bytes must lie below it, made of buffers that can end by v.
+    load + v - capacity bytes must lie below it, made of buffers that can end by v. Only tight sections can say anything.
     """
-    for k in range(count):
-        scratch[END, k] = scratch[KEY, k] + table[scratch[ORDER, k], SIZE]
-    sections[LOAD, first:last] = 0
-    sections[CROWD, first:last] = 0
-    _sort(scratch[END], scratch[SORTED], count)
-    for k in range(count):
-        which = scratch[SORTED, k]
-        buffer = scratch[ORDER, which]
-        for section in range(table[buffer, FIRST], table[buffer, LAST]):
-            sections[LOAD, section] += table[buffer, SIZE]
-            ends[section, sections[CROWD, section], 0] = scratch[END, which]
-            ends[section, sections[CROWD, section], 1] = sections[LOAD, section]
-            sections[CROWD, section] += 1
-    rose = 0
+    load, crowd, tight = sections[LOAD], sections[CROWD], sections[TIGHT]  # loads are zero: `_sections_fit` leaves them so
+    num = 0
     for k in range(count):
         buffer = scratch[ORDER, k]
-        key = scratch[KEY, k]
+        concerned = False
         for section in range(table[buffer, FIRST], table[buffer, LAST]):
-            excess = sections[LOAD, section] - capacity
-            if excess + key > 0:
-                key = _supported(ends[section], sections[CROWD, section], excess, key, scratch[END, k], table[buffer, SIZE])
+            if tight[section]:
+                concerned = True
+                crowd[section] = 0
+        if concerned:
+            scratch[CONCERNED, num], scratch[END, num] = k, scratch[KEY, k] + table[buffer, SIZE]
+            num += 1
+    _sort(scratch[END], scratch[SORTED], num)
+    for k in range(num):
+        which = scratch[SORTED, k]
+        buffer = scratch[ORDER, scratch[CONCERNED, which]]
+        for section in range(table[buffer, FIRST], table[buffer, LAST]):
+            if tight[section]:
+                load[section] += table[buffer, SIZE]
+                ends[section, crowd[section], 0] = scratch[END, which]
+                ends[section, crowd[section], 1] = load[section]
+                crowd[section] += 1
+    rose = 0
+    for k in range(num):
+        position = scratch[CONCERNED, k]
+        buffer = scratch[ORDER, position]
+        key = scratch[KEY, position]
+        for section in range(table[buffer, FIRST], table[buffer, LAST]):
+            if tight[section] and load[section] - capacity + key > 0:
+                key = _supported(ends[section], crowd[section], load[section] - capacity, key, scratch[END, k], table[buffer, SIZE])
         if key + table[buffer, SIZE] > capacity:
             return -1
-        if key > scratch[KEY, k]:
-            scratch[KEY, k], rose = key, 1
+        if key > scratch[KEY, position]:
+            scratch[KEY, position], rose = key, 1
     return rose
 
 
