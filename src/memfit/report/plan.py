@@ -91,7 +91,7 @@ class PlanReport:
         rows.append(("time", f"{format_ns(timeline.time_ns)}{more}"))
         rows.append(("steps", f"{self.num_steps}: {self.num_computes} computes of {self.num_ops} ops"))
         if self.layout_height_bytes is not None:
-            rows.append(("layout", f"{format_bytes(self.layout_height_bytes)} with addresses"))
+            rows.append(("layout", f"{format_bytes(self.layout_height_bytes)} of addresses for what the step allocates itself"))
         return rows
 
     def __str__(self) -> str:
