@@ -133,6 +133,8 @@ def fit(
     task, example = _task_and_call(model, example_inputs, loss_fn, example_targets, optimizer, device, parse_bytes(reserve, what="reserve"))
     task = replace(task, allow=tuple(allow))
     saved = load_plan(plan)
+    if saved is not None and any(p.grad is not None for p in model.parameters()):
+        raise BadInput("the model's parameters hold gradients already, and a saved plan starts without: call optimizer.zero_grad() first.")
 
     stepper = _stepper(task, device_bytes, planner=planner, time_limit_s=time_limit_s, check=check, saved=saved)
     with torch.enable_grad():

@@ -95,7 +95,13 @@ def _run_commands(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for line in code.splitlines():
         if line.startswith("memfit "):
             monkeypatch.setattr(sys, "argv", shlex.split(line))
-            try:
-                main()
-            except SystemExit as stopped:
-                assert not stopped.code, f"{line}: exit {stopped.code}"
+            exit_code = _exit_code()
+            assert exit_code == 0, f"{line}: exit {exit_code}"
+
+
+def _exit_code() -> int:
+    try:
+        main()
+    except SystemExit as stopped:
+        return int(stopped.code or 0)
+    return 0

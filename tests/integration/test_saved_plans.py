@@ -129,6 +129,15 @@ def test_a_plan_of_another_model_shape_or_step_is_refused_in_a_sentence(run: Run
         _fit(plan_file, "1GiB")
 
 
+def test_gradients_that_are_there_already_are_refused(plan_file: Path) -> None:
+    """A step that adds to gradients is another graph: the plan would be left out silently."""
+    model, inputs, targets, optimizer = _training()
+    functional.cross_entropy(model(*inputs), *targets).backward()
+    options = {"loss_fn": functional.cross_entropy, "example_targets": targets, "optimizer": optimizer}
+    with pytest.raises(memfit.BadInput, match="zero_grad"):
+        memfit.fit(model, inputs, budget="1GiB", plan=plan_file, **options)
+
+
 def test_a_plan_that_does_not_fit_here_says_what_it_needs(run: Run, plan_file: Path) -> None:
     saved = memfit.load(plan_file)
     assert isinstance(saved, memfit.Plan)
