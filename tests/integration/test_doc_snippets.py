@@ -25,6 +25,7 @@ RUNNABLE = (
     "how-to/pack-buffers.md",
 )
 TRAINING = (
+    "../README.md",
     "tutorial/train-inside-a-budget.md",
     "how-to/estimate-memory.md",
     "how-to/fit-a-model.md",
