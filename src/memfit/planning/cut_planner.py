@@ -22,6 +22,7 @@ from memfit.planning.floor import required_storages
 from memfit.planning.judge import judged
 from memfit.planning.just_in_time import default_makers, turning_point
 from memfit.planning.model import Ints, Model
+from memfit.planning.reorder import low_peak_orders
 from memfit.planning.replay import peak_and_time, usage_of
 from memfit.planning.search import Search
 from memfit.planning.seeds import seed_from
@@ -95,7 +96,7 @@ def _seeds_of(search: Search, program: CutProgram, shares: list[float], note: st
         share = shares.pop(0)
         if search.settled or (share < 1.0 and (search.done or search.problem.seconds > stop)):
             break
-        solution = program.solve(int(limit * share))
+        solution = program.solve(int(limit * share), time_limit_s=60.0 if share == 1.0 else max(search.problem.seconds_left, 0.1))
         if solution is None:
             if share == 1.0:
                 prove_infeasible(search, program)
@@ -119,7 +120,8 @@ def explore_chains(search: Search, *, lengths: Sequence[int] = (2, 4, 7), second
     model, stop = search.problem.model, search.problem.seconds + seconds
     for length in lengths:
         cuts = chain_of_cuts(model, search.problem.limit_bytes, length)
-        if len(cuts) < 2 or search.done or search.good_enough or search.problem.seconds > stop:
+        large = len(cuts) * len(model.arrays.in_idx) > 12_000  # the solver takes too long to be told to stop
+        if len(cuts) < 2 or large or search.done or search.good_enough or search.problem.seconds > stop:
             break
         program = CutProgram(model, cuts)
         for share in (1.0, 0.93):
@@ -166,6 +168,17 @@ def _working_set(model: Model, form: int) -> int:
 
 def _comes_after(model: Model, later: int, earlier: int) -> bool:
     return not runnable_without(model, earlier)[list(model.producers[later])].any()
+
+
+def explore_orders(search: Search) -> None:
+    """Orders of the step with a lower peak as seeds: they cost no time at all where they fit, and less repair elsewhere."""
+    model = search.problem.model
+    if model.num_forms > LARGE:
+        return
+    for order in low_peak_orders(model, tries=24 if model.num_forms < 1500 else 6):
+        if search.done:
+            break
+        search.mend(order, search.makers, "another order", seconds=_patience_s(model))
 
 
 def explore_segments(search: Search) -> None:

@@ -77,6 +77,7 @@ class Search:
     def mend(self, sequence: Ints, makers: Ints, note: str, *, top: int = 24, wide: int = 96, seconds: float = 20.0) -> bool:
         """Repair, polish, offer; each of the two for at most `seconds`."""
         a, limit = self.problem.model.arrays, self.problem.limit_bytes
+        seconds = min(seconds, max(0.5 * self.problem.seconds_left, 1.0))
         fixer = Repairer(arrays=a, limit=limit, maker=makers, top=top, wide=wide)
         fixed = fixer.run(np.asarray(sequence), 400, perf_counter() + seconds)
         peak, _ = peak_and_time(a, fixed)
