@@ -18,7 +18,9 @@ from memfit.core.units import format_bytes
 from memfit.planning.base import Problem
 from memfit.planning.chain_dp import chain_sequences
 from memfit.planning.cut_lp import CutProgram, runnable_without
+from memfit.planning.drop_cheap import DropCheap
 from memfit.planning.floor import required_storages
+from memfit.planning.greedy import Greedy
 from memfit.planning.judge import judged
 from memfit.planning.just_in_time import default_makers, turning_point
 from memfit.planning.model import Ints, Model
@@ -26,7 +28,7 @@ from memfit.planning.reorder import low_peak_orders
 from memfit.planning.replay import peak_and_time, usage_of
 from memfit.planning.search import Search
 from memfit.planning.seeds import seed_from
-from memfit.planning.sqrt_segments import bytes_made, segments_sequence
+from memfit.planning.sqrt_segments import SqrtSegments, bytes_made, segments_sequence
 
 SHARES = (1.0, 0.97, 0.93, 0.88, 0.8, 0.7, 0.6)
 """Shares of the budget the LP is solved for."""
@@ -168,6 +170,16 @@ def _working_set(model: Model, form: int) -> int:
 
 def _comes_after(model: Model, later: int, earlier: int) -> bool:
     return not runnable_without(model, earlier)[list(model.producers[later])].any()
+
+
+def explore_simple(search: Search) -> None:
+    """What the simple planners give, mended and polished: auto is never worse than they are."""
+    for planner in (DropCheap(), SqrtSegments(), Greedy()):
+        if search.done or search.good_enough or search.problem.model.num_forms > LARGE:
+            break
+        sequence = planner.sequence(search.problem)
+        if sequence is not None:
+            search.mend(sequence, search.makers, planner.name, seconds=_patience_s(search.problem.model))
 
 
 def explore_orders(search: Search) -> None:

@@ -28,6 +28,10 @@ class DropCheap:
     dense: tuple[str, ...] = DENSE
 
     def plan(self, problem: Problem) -> Outcome:
+        return judged(problem, planner=self.name, sequence=self.sequence(problem))
+
+    def sequence(self, problem: Problem) -> Ints | None:
+        """The fastest that fits, or the one least over the budget."""
         model = problem.model
         turn = turning_point(model, usage_of(model.arrays, np.array(model.agenda, np.int64)))
         ranked = self._ranked(model, turn)
@@ -38,7 +42,7 @@ class DropCheap:
             key = (max(peak - problem.limit_bytes, 0), time, peak)
             if best is None or key < best[0]:
                 best = (key, sequence)
-        return judged(problem, planner=self.name, sequence=None if best is None else best[1])
+        return None if best is None else best[1]
 
     def _ranked(self, model: Model, turn: int) -> list[int]:
         """Storages made before the turn, cheapest to drop first."""

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
 
 from memfit.core.outcome import Outcome
 from memfit.planning.base import Problem
 from memfit.planning.judge import judged
-from memfit.planning.model import Model
+from memfit.planning.model import Ints, Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +29,12 @@ class Greedy:
     """Give up when the sequence is this many times longer than the step: eviction is thrashing."""
 
     def plan(self, problem: Problem) -> Outcome:
-        sequence = _Player(problem.model, problem.limit_bytes, self.max_growth * (len(problem.model.agenda) + 1)).play()
-        return judged(problem, planner=self.name, sequence=sequence)
+        return judged(problem, planner=self.name, sequence=self.sequence(problem))
+
+    def sequence(self, problem: Problem) -> Ints | None:
+        player = _Player(problem.model, problem.limit_bytes, self.max_growth * (len(problem.model.agenda) + 1))
+        found = player.play(perf_counter() + max(problem.seconds_left, 1.0))
+        return None if found is None else np.array(found, np.int64)
 
 
 class _Player:
@@ -53,10 +60,10 @@ class _Player:
         producers = self.model.producers[storage]
         return bool(self.pinned[storage]) or not producers or not self.replayable[producers[0]] or bool(self.model.takes[producers[0]])
 
-    def play(self) -> list[int] | None:
+    def play(self, deadline_s: float = float("inf")) -> list[int] | None:
         for i, f in enumerate(self.model.agenda):
             self.now = i
-            if not self._run(f):
+            if perf_counter() > deadline_s or not self._run(f):
                 return None
             for s in [s for s in self.have if s not in self.fixed and self._next_use(s) is None]:
                 self._drop(s)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from memfit.core.outcome import Outcome
 from memfit.planning.anytime import improve_until
 from memfit.planning.base import Problem
-from memfit.planning.cut_planner import LARGE, explore_chains, explore_cuts, explore_orders, explore_segments, outcome_of
+from memfit.planning.cut_planner import LARGE, explore_chains, explore_cuts, explore_orders, explore_segments, explore_simple, outcome_of
 from memfit.planning.search import Search
 
 
@@ -25,8 +25,11 @@ class Portfolio:
 
     def plan(self, problem: Problem) -> Outcome:
         search = Search(problem, enough_points=self.enough_points)
+        share = 0.2 if problem.model.num_forms < LARGE else 0.6
         try:
-            explore_cuts(search, max_cuts=12, seconds=max(2.0, (0.2 if problem.model.num_forms < LARGE else 0.6) * problem.time_limit_s))
+            explore_cuts(search, max_cuts=1, seconds=max(2.0, share * problem.time_limit_s))
+            explore_simple(search)
+            explore_cuts(search, max_cuts=12, seconds=max(1.0, share * problem.time_limit_s))
             if not search.done and not search.good_enough:
                 explore_orders(search)
             if not search.done and not search.good_enough:

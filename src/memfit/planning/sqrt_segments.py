@@ -29,6 +29,10 @@ class SqrtSegments:
     num_segments: int | None = None
 
     def plan(self, problem: Problem) -> Outcome:
+        return judged(problem, planner=self.name, sequence=self.sequence(problem))
+
+    def sequence(self, problem: Problem) -> Ints | None:
+        """The best of the segmentations tried: the fastest that fits, or the one least over the budget."""
         model = problem.model
         agenda = np.array(model.agenda, np.int64)
         turn = turning_point(model, usage_of(model.arrays, agenda))
@@ -40,7 +44,7 @@ class SqrtSegments:
                 over = max(peak - problem.limit_bytes, 0)
                 if best is None or (over, time, peak) < best[0]:
                     best = ((over, time, peak), sequence)
-        return judged(problem, planner=self.name, sequence=None if best is None else best[1])
+        return None if best is None else best[1]
 
     def _counts(self, num_ops: int) -> list[int]:
         if self.num_segments is not None:

@@ -1,0 +1,165 @@
+"""`auto`: anytime, interruptible, monotone in what it says, and better than the simple planners."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+from tests.strategies import PLAIN, Shape, random_costs, random_graph
+
+import memfit
+from memfit.core.budget import Budget
+from memfit.core.costs import uniform_costs
+from memfit.core.outcome import Status
+from memfit.planning import Progress, plan
+from memfit.planning.base import Problem
+from memfit.planning.cut_lp import CutProgram
+from memfit.planning.cut_planner import chain_of_cuts, cuts_near_peak
+from memfit.planning.lns import Neighbourhood
+from memfit.planning.model import build_model
+from memfit.planning.polish import polish
+from memfit.planning.portfolio import Portfolio
+from memfit.planning.reorder import low_peak_orders
+from memfit.planning.repair import Repairer
+from memfit.planning.replay import peak_and_time
+
+LAYERS = Shape(
+    min_ops=25,
+    max_ops=40,
+    max_size_bytes=64,
+    views=False,
+    multi_output=False,
+    inplace=False,
+    variants=False,
+    once_only=False,
+    zero_sizes=False,
+    dead_values=False,
+)
+assert PLAIN.max_ops < LAYERS.min_ops
+
+
+def _chain(num_layers: int) -> memfit.Graph:
+    """Forward and backward of equal layers, each backward reading its own activation."""
+    storages, ops = [memfit.Storage(id=0, size_bytes=10, kind=memfit.Kind.INPUT)], []
+    for i in range(num_layers):
+        storages.append(memfit.Storage(id=len(storages), size_bytes=10))
+        ops.append(memfit.Op(id=i, name="f", inputs=(i,), outputs=(i + 1,)))
+    incoming = num_layers
+    for i in reversed(range(num_layers)):
+        storages.append(memfit.Storage(id=len(storages), size_bytes=10))
+        ops.append(memfit.Op(id=len(ops), name="b", inputs=(i, incoming), outputs=(len(storages) - 1,)))
+        incoming = len(storages) - 1
+    tensors = tuple(memfit.Tensor(id=s.id, storage=s.id) for s in storages)
+    return memfit.Graph(ops=tuple(ops), tensors=tensors, storages=tuple(storages), sources=(0,), results=(0, incoming))
+
+
+def test_never_worse_than_the_simple_planners() -> None:
+    compared = 0
+    for seed in range(6):
+        rng = Random(seed)
+        graph = random_graph(rng, LAYERS)
+        costs = random_costs(rng, graph, max_levels=0)
+        whole = plan(graph, costs, planner="keep_all").require_plan().timeline
+        budget = int(whole.peak_bytes * 0.9)
+        best = plan(graph, costs, budget, time_limit_s=2.0)
+        for planner in ("sqrt_segments", "drop_cheap", "greedy", "chain_dp"):
+            other = plan(graph, costs, budget, planner=planner)
+            if other.plan is not None:
+                compared += 1
+                assert best.plan is not None, (seed, planner)
+                good_enough = best.lower_bound_ns + 0.003 * whole.time_ns  # where auto stops
+                assert best.plan.timeline.time_ns <= max(other.plan.timeline.time_ns, good_enough), (seed, planner)
+    assert compared >= 5
+
+
+def test_progress_tells_a_falling_best_and_a_bound_below_it() -> None:
+    graph = _chain(40)
+    heard: list[Progress] = []
+    outcome = plan(graph, budget=150, time_limit_s=1.5, progress=heard.append)
+    times = [p.best_time_ns for p in heard if p.best_time_ns is not None]
+    assert times
+    assert times == sorted(times, reverse=True)
+    assert all(p.lower_bound_ns <= times[-1] for p in heard)
+    assert outcome.require_plan().timeline.time_ns == times[-1]
+    assert heard[-1].gap_fraction is not None
+
+
+def test_interrupting_keeps_the_best_plan() -> None:
+    graph = _chain(60)
+    calls = 0
+
+    def interrupt(progress: Progress) -> None:
+        nonlocal calls
+        calls += progress.best_time_ns is not None
+        if calls == 2:
+            raise KeyboardInterrupt
+
+    problem = Problem(graph=graph, costs=uniform_costs(graph), budget=Budget(device_bytes=170), time_limit_s=30.0, progress=interrupt)
+    outcome = Portfolio(enough_points=0.0).plan(problem)
+    assert calls >= 2
+    assert outcome.seconds < 25
+    assert outcome.require_plan().timeline.peak_bytes <= 170
+
+
+def test_a_time_limit_of_zero_still_answers() -> None:
+    graph = _chain(30)
+    outcome = plan(graph, budget=200, time_limit_s=0)
+    assert outcome.require_plan().timeline.peak_bytes <= 200
+
+
+def test_repair_and_polish_do_what_they_say() -> None:
+    graph = _chain(30)
+    model = build_model(graph, uniform_costs(graph))
+    makers = np.array([forms[0] if forms else -1 for forms in model.producers], np.int64)
+    agenda = np.array(model.agenda, np.int64)
+    fixed = Repairer(arrays=model.arrays, limit=160, maker=makers).run(agenda, 400)
+    peak, time = peak_and_time(model.arrays, fixed)
+    assert peak <= 160
+    polished = polish(model.arrays, fixed, 160)
+    polished_peak, polished_time = peak_and_time(model.arrays, polished)
+    assert polished_peak <= 160
+    assert polished_time <= time
+    walk = Neighbourhood(arrays=model.arrays, limit=160, maker=makers, current=polished, seed=3)
+    for _ in range(60):
+        walk.round(0.01)
+    over, best = walk.best_standing
+    assert over == 0
+    assert best <= polished_time
+
+
+def test_chains_of_cuts_only_raise_the_bound() -> None:
+    """Near the floor a value is recomputed more than once, which one cut cannot see."""
+    graph = _chain(24)
+    model = build_model(graph, uniform_costs(graph))
+    agenda = np.array(model.agenda, np.int64)
+    for limit, higher in ((100, 0), (50, 1)):
+        single = CutProgram(model, (next(iter(cuts_near_peak(model, agenda))),)).solve(limit)
+        cuts = chain_of_cuts(model, limit, 7)
+        chain = CutProgram(model, cuts).solve(limit)
+        assert single is not None
+        assert chain is not None
+        assert len(cuts) > 2
+        assert chain.bound_ns >= single.bound_ns + higher
+        assert chain.bound_ns <= plan(graph, budget=limit, time_limit_s=1).require_plan().timeline.time_ns
+
+
+def test_another_order_can_be_enough() -> None:
+    """Two branches that the given order interleaves: one after the other they hold half as much, at no cost."""
+    sizes = [1, 100, 100, 1, 1, 1]
+    storages = tuple(memfit.Storage(id=i, size_bytes=x) for i, x in enumerate(sizes))
+    tensors = tuple(memfit.Tensor(id=i, storage=i) for i in range(6))
+    wiring = [((0,), 1), ((0,), 2), ((1,), 3), ((2,), 4), ((3, 4), 5)]
+    ops = tuple(memfit.Op(id=i, name="op", inputs=ins, outputs=(out,)) for i, (ins, out) in enumerate(wiring))
+    graph = memfit.Graph(ops=ops, tensors=tensors, storages=storages, sources=(0,), results=(5,))
+    model = build_model(graph, uniform_costs(graph))
+    assert peak_and_time(model.arrays, low_peak_orders(model)[0])[0] == 102
+    outcome = plan(graph, budget=103)
+    assert outcome.status is Status.OPTIMAL
+
+
+@pytest.mark.parametrize("planner", ["auto", "cut_lp"])
+def test_plans_are_reproducible(planner: str) -> None:
+    graph = _chain(20)
+    first, second = (plan(graph, budget=130, planner=planner, time_limit_s=0) for _ in range(2))
+    assert first.require_plan().schedule == second.require_plan().schedule
