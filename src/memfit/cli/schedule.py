@@ -17,7 +17,13 @@ def command(
     memory: str | None = typer.Option(
         None, "--memory", "-m", help='Bytes that may be held at once, e.g. "8GiB"; without it the least is sought.'
     ),
-    algorithm: str = typer.Option("auto", "--algorithm", "-a", help="auto, or a name that `--algorithm help` lists."),
+    algorithm: str = typer.Option(
+        "auto",
+        "--algorithm",
+        "-a",
+        help="auto; liu, minmem, postorder, out-tree, series-parallel, exact, cpsat, greedy, beam, local-search on one processor; "
+        "membooking, safebooking, par-subtrees, par-inner-first, par-deepest-first, all-to-all, proportional, memory-aware on several.",
+    ),
     spill: bool = typer.Option(
         False, "--spill", help="When memory is short, write outputs out and read them back; prints the spill schedule."
     ),

@@ -104,3 +104,10 @@ def test_spilling_is_printed(run: Run, tmp_path: Path) -> None:
         True,
         sum(s["bytes"] for s in data["spills"] if s["move"] == "out"),
     )
+
+
+def test_help_names_every_algorithm(run: Run) -> None:
+    from memfit.tasks import ALGORITHMS
+
+    text = " ".join(run("--help").stdout.split()).replace("- ", "-")
+    assert all(name in text for name in ALGORITHMS)
