@@ -77,54 +77,92 @@ def _replace(rewriter: Rewriter, head: _Head) -> None:
 
 
 def _find(rewriter: Rewriter, softmax: Op) -> _Head | None:
-    """The pattern around one log-softmax, or None when anything else reads the logits."""
-    graph, calls = rewriter.graph, rewriter.captured.calls
+    """The pattern around one log-softmax, or None when anything else reads the logits. Any arrow may pass through a cast."""
+    calls = rewriter.captured.calls
+    pattern = _Pattern(rewriter)
     if calls[softmax.id].args[1] not in (1, -1):
         return None
-    source = rewriter.maker_of(softmax.inputs[0])
-    chain = {graph.storage_of(softmax.outputs[0])}
-    dtype = rewriter.sample(softmax.outputs[0]).dtype
-    if source is not None and calls[source.id].target is aten._to_copy.default:
-        chain.add(graph.storage_of(source.outputs[0]))
-        source = rewriter.maker_of(source.inputs[0])
-    if source is None or calls[source.id].target is not aten.mm.default:
+    pattern.add(softmax)
+    linear = pattern.before(softmax)
+    loss = pattern.after(softmax, aten.nll_loss_forward.default)
+    loss_backward = pattern.after(softmax, aten.nll_loss_backward.default)
+    change = pattern.after(loss_backward, aten._log_softmax_backward_data.default)
+    gradients = pattern.all_after(change, aten.mm.default)
+    if linear is None or loss is None or loss_backward is None or len(gradients) != 2 or calls[linear.id].target is not aten.mm.default:
         return None
-    chain.add(graph.storage_of(source.outputs[0]))
-    losses = _readers(rewriter, softmax.outputs[0], aten.nll_loss_forward.default)
-    steps = _readers(rewriter, softmax.outputs[0], aten.nll_loss_backward.default)
-    if len(losses) != 1 or len(steps) != 1 or calls[losses[0].id].args[2] is not None:
+    if calls[loss.id].args[2] is not None or not pattern.is_closed():
         return None
-    change = _readers(rewriter, steps[0].outputs[0], aten._log_softmax_backward_data.default)
-    if len(change) != 1:
+    by_weight = [g for g in gradients if _is_weight_gradient(rewriter, g, linear)]
+    if len(by_weight) != 1:
         return None
-    logits_gradient = change[0].outputs[0]
-    chain |= {graph.storage_of(steps[0].outputs[0]), graph.storage_of(logits_gradient)}
-    narrowed = _readers(rewriter, logits_gradient, aten._to_copy.default)
-    if narrowed:
-        logits_gradient = narrowed[0].outputs[0]
-        chain.add(graph.storage_of(logits_gradient))
-    gradients = _readers(rewriter, logits_gradient, aten.mm.default)
-    inside = {softmax.id, source.id, losses[0].id, steps[0].id, change[0].id, *(o.id for o in narrowed), *(o.id for o in gradients)}
-    inside |= {
-        op.id for op in graph.ops if calls[op.id].target is aten._to_copy.default and set(map(graph.storage_of, op.outputs)) <= chain
-    }
-    if len(gradients) != 2 or not _only_inside(rewriter, chain, inside):
-        return None
-    views = {r for s in chain for t in graph.tensors_of[s] for r in graph.readers[t]} - inside
-    first, second = gradients
-    by_weight = first if _is_weight_gradient(rewriter, first, source) else second
-    by_hidden = second if by_weight is first else first
-    if not _is_weight_gradient(rewriter, by_weight, source):
-        return None
+    by_hidden = gradients[0] if gradients[1] is by_weight[0] else gradients[1]
     return _Head(
-        linear=source,
-        loss=losses[0],
-        weight_gradient=by_weight,
+        linear=linear,
+        loss=loss,
+        weight_gradient=by_weight[0],
         hidden_gradient=by_hidden,
-        loss_backward=steps[0],
-        dtype=dtype,
-        inside=inside | views,
+        loss_backward=loss_backward,
+        dtype=rewriter.sample(loss.outputs[0]).dtype,
+        inside=pattern.ops | pattern.views(),
     )
+
+
+class _Pattern:
+    """Collects the ops of a pattern and the storages between them."""
+
+    def __init__(self, rewriter: Rewriter) -> None:
+        self.rewriter, self.graph, self.calls = rewriter, rewriter.graph, rewriter.captured.calls
+        self.ops: set[int] = set()
+        self.storages: set[int] = set()
+
+    def add(self, op: Op) -> None:
+        """An op whose output is read inside the pattern."""
+        self.ops.add(op.id)
+        self.storages.add(self.graph.storage_of(op.outputs[0]))
+
+    def before(self, op: Op) -> Op | None:
+        """The op that made this one's first input, through a cast."""
+        source = self.rewriter.maker_of(op.inputs[0])
+        if source is not None and self.calls[source.id].target is aten._to_copy.default:
+            self.add(source)
+            source = self.rewriter.maker_of(source.inputs[0])
+        if source is not None:
+            self.add(source)
+        return source
+
+    def after(self, op: Op | None, target: object) -> Op | None:
+        """The one op of this kind that reads an op's output, through a cast; the loss itself leaves the pattern."""
+        found = self.all_after(op, target)
+        if len(found) != 1:
+            return None
+        if target is not aten.nll_loss_forward.default:
+            self.add(found[0])
+        return found[0]
+
+    def all_after(self, op: Op | None, target: object) -> list[Op]:
+        if op is None:
+            return []
+        found = _readers(self.rewriter, op.outputs[0], target)
+        for cast in _readers(self.rewriter, op.outputs[0], aten._to_copy.default):
+            beyond = _readers(self.rewriter, cast.outputs[0], target)
+            if beyond:
+                self.add(cast)
+                found += beyond
+        self.ops |= {o.id for o in found}
+        return found
+
+    def views(self) -> set[int]:
+        readers = {r for s in self.storages for t in self.graph.tensors_of[s] for r in self.graph.readers[t]}
+        return readers - self.ops
+
+    def is_closed(self) -> bool:
+        """Whether nothing but the pattern and views reads what is inside, and none of it is kept."""
+        kept = {self.graph.storage_of(t) for t in (*self.graph.sources, *self.graph.results)}
+        return not (self.storages & kept) and all(self._is_view(r) for r in self.views())
+
+    def _is_view(self, reader: int) -> bool:
+        op = self.graph.ops[reader]
+        return self.calls[reader].role is Role.CALL and all(self.graph.is_view(op, t) for t in op.outputs)
 
 
 def _is_weight_gradient(rewriter: Rewriter, op: Op, linear: Op) -> bool:
@@ -139,18 +177,3 @@ def _readers(rewriter: Rewriter, tensor: int, target: object) -> list[Op]:
     graph = rewriter.graph
     readers = {r for t in graph.tensors_of[graph.storage_of(tensor)] for r in graph.readers[t]}
     return [graph.ops[r] for r in sorted(readers) if rewriter.captured.calls[r].target is target]
-
-
-def _only_inside(rewriter: Rewriter, chain: set[int], inside: set[int]) -> bool:
-    """Whether nothing but the pattern and views reads the storages of the pattern, and none of them is kept."""
-    graph = rewriter.graph
-    if chain & {graph.storage_of(t) for t in (*graph.sources, *graph.results)}:
-        return False
-    for storage in chain:
-        for tensor in graph.tensors_of[storage]:
-            for reader in graph.readers[tensor]:
-                op, call = graph.ops[reader], rewriter.captured.calls[reader]
-                view = call.role is Role.CALL and all(graph.is_view(op, t) for t in op.outputs)
-                if reader not in inside and not view:
-                    return False
-    return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
@@ -20,6 +20,8 @@ from memfit.core.errors import Unsupported
 from memfit.core.plan import Plan
 from memfit.execute.codegen import Program
 from memfit.execute.rng import Replay, get_state, set_state
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +66,14 @@ class Session:
         kept = {i for i, _ in self.captured.convention.mutations} if self.trial else set(self.ready.program.rereads)
         self.old_buffers = {i: self.sources[i].data.clone() for i in sorted(kept)}
         with self.watch.forward() if self.watch else nullcontext():
-            try:
-                outputs, mutations = self._run_forward()
-            except torch.OutOfMemoryError:
-                self._take_tighter_plan()
+            made, shortage = _attempt(self._run_forward)
+            if shortage:
+                self._take_tighter_plan(shortage)
                 set_state(self.captured.device, self.rng_at_start)
-                outputs, mutations = self._run_forward()
+                made = self._run_forward()
+            assert made is not None
+            outputs, mutations = made
+            del made
             self._update_buffers(mutations)
             del mutations
         if self.trial:
@@ -95,10 +99,10 @@ class Session:
         like, ids = self.captured.samples, self.captured.convention.tangents
         aligned = [_with_layout(t, like[k]) for t, k in zip(tangents, ids, strict=True)]
         with self.watch.backward() if self.watch else nullcontext():
-            try:
-                self._run_backward(aligned, sink)
-            except torch.OutOfMemoryError:
-                self._repeat_tighter(aligned, sink)
+            _, shortage = _attempt(lambda: self._run_backward(aligned, sink))
+            if shortage:
+                self._take_tighter_plan(shortage)
+                self._repeat(aligned, sink)
         if self.watch is not None:
             self.watch.done(self, tuple(aligned), sink)
 
@@ -108,9 +112,8 @@ class Session:
         with torch._C._DisableAutocast():
             self.ready.program.backward(saved, tangents, sink.put, self.rng)
 
-    def _repeat_tighter(self, tangents: list[torch.Tensor], sink: GradientSink) -> None:
-        """Out of memory in the middle of backward: run the whole step again on a tighter plan; gradients already put are skipped."""
-        self._take_tighter_plan()
+    def _repeat(self, tangents: list[torch.Tensor], sink: GradientSink) -> None:
+        """After running out of memory in the middle of backward: the whole step again; gradients already put are skipped."""
         device = self.captured.device
         present = get_state(device)
         current = {i: self.sources[i].data.clone() for i in self.old_buffers}
@@ -123,14 +126,22 @@ class Session:
         set_state(device, present)
         self._run_backward(tangents, sink)
 
-    def _take_tighter_plan(self) -> None:
+    def _take_tighter_plan(self, shortage: str) -> None:
         self.saved = None
         if self.captured.device.type == "cuda":
             torch.cuda.empty_cache()
         tighter = self.replan(self.ready)
         if tighter is None:
-            raise
+            raise torch.OutOfMemoryError(shortage)
         self.ready, self.captured = tighter, tighter.captured
+
+
+def _attempt(function: Callable[[], _T]) -> tuple[_T | None, str]:
+    """The result, or what the out-of-memory error said. Back here its traceback, which holds every tensor of the attempt, is gone."""
+    try:
+        return function(), ""
+    except torch.OutOfMemoryError as error:
+        return None, str(error) or "out of memory"
 
 
 class GradientSink:

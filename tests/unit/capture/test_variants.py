@@ -196,3 +196,21 @@ def test_bits_in_channels_last() -> None:
     gradient = torch.randn(2, 8, 3, 3)
     found = impl.threshold_backward_from_bits(gradient, impl.pack_positive(x), (tuple(x.shape), tuple(x.stride())))
     assert torch.equal(found, aten.threshold_backward.default(gradient, x.relu(), 0))
+
+
+def test_a_loss_in_chunks_where_the_softmax_is_in_half_precision() -> None:
+    """As CUDA's autocast traces it: log-softmax in bfloat16, the loss in 32 bits, casts on both sides."""
+    torch.manual_seed(0)
+    model = Words().to(torch.bfloat16)
+    tokens = torch.randint(0, 300, (4, 12))
+    call = Call.flatten((tokens, tokens.roll(-1, 1).flatten()), {})
+
+    def loss_fn(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.nll_loss(torch.log_softmax(logits, 1).float(), target)
+
+    captured = with_chunked_loss(capture(model, call, loss_fn=loss_fn, num_targets=1), least_fraction=0.0)
+    assert captured is not None
+    plain = plain_gradients(model, call, loss_fn)
+    schedule = plan(captured.graph, planner="keep_all").require_plan().schedule
+    for a, b in zip(gradients_of(captured, schedule, model, call), plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=5e-2, atol=5e-2 * float(b.abs().max()))
