@@ -74,7 +74,8 @@ def greedy_orders(problem: Problem) -> Iterator[tuple[str, Ints]]:
     """The insertion orders worth trying, best on average first."""
     life, size = problem.stop - problem.start, problem.size  # counted in events: programs with idle stretches look alike
     area = life * size.astype(np.float64)
-    yield "greedy by size", np.lexsort((problem.start, -life, -size))
+    yield "greedy by size", np.lexsort((problem.start, -size))
+    yield "greedy by size and lifetime", np.lexsort((problem.start, -life, -size))
     yield "greedy by area", np.lexsort((problem.start, -size, -area))
     yield "greedy by lifetime", np.lexsort((problem.start, -size, -life))
     yield "greedy by birth", np.lexsort((-size, problem.start))

@@ -1,0 +1,107 @@
+"""Layouts of captured training steps: ResNet-50, UNet and GPT-2, kept whole and planned, height against the maximum load."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+
+from benchmarks._results import provenance, write_results
+from benchmarks.offsets import inductor_greedy, tflite_greedy
+from memfit.core.graph import Graph
+from memfit.core.io import load, save
+from memfit.core.lifetimes import lifetimes, max_load
+from memfit.core.units import format_bytes
+from memfit.planning import plan
+from memfit.planning.layout import buffers_of, layout_plan
+
+NAMES = ("resnet50", "unet", "gpt2")
+FRACTIONS = (1.0, 0.7, 0.5)
+
+
+def graph_of(name: str, folder: Path) -> Graph:
+    """The captured step at the batch size of the published comparisons; kept in `folder`, since capturing takes longest."""
+    path = folder / f"{name}.graph.json"
+    if not path.exists():
+        save(_captured(name), path)
+    return cast(Graph, load(path, Graph))
+
+
+def _captured(name: str) -> Graph:
+    import torch
+
+    from benchmarks.peers import PEERS
+    from memfit.capture.inputs import Call
+    from memfit.capture.step import capture
+
+    peer = PEERS[name]
+    model, inputs = peer.build().train(), peer.inputs("cpu", 1.0)
+    targets = peer.targets("cpu", 1.0) or inputs
+    with torch.autocast("cpu", torch.bfloat16, enabled=peer.autocast):
+        return capture(model, Call.flatten((*inputs, *targets), {}), loss_fn=peer.loss, num_targets=len(targets)).graph
+
+
+def measure(name: str, graph: Graph) -> Iterator[dict[str, Any]]:
+    whole = plan(graph, planner="keep_all").require_plan()
+    for fraction in FRACTIONS:
+        outcome = plan(graph, None, int(whole.timeline.peak_bytes * fraction), time_limit_s=5)
+        if outcome.plan is None:
+            yield {
+                "step": name,
+                "budget": f"{fraction:.0%} of keep-all",
+                "allocations": str(outcome.status),
+                **dict.fromkeys(COLUMNS[3:], ""),
+            }
+            continue
+        schedule = outcome.plan.schedule
+        items = lifetimes(graph, schedule)
+        peak = max_load(items)
+        buffers = [b for b in buffers_of(items) if not b.is_empty]
+        began = time.perf_counter()
+        layout = layout_plan(graph, schedule, time_limit_s=10)
+        seconds = time.perf_counter() - began
+        assert outcome.plan.layout is not None
+        values = (
+            format_bytes(peak),
+            f"{layout.height_bytes / peak:.4f}",
+            f"{seconds:.2f}",
+            f"{outcome.plan.layout.height_bytes / peak:.4f}",
+            *(f"{max(o + b.size for o, b in zip(f(buffers), buffers, strict=True)) / peak:.4f}" for f in (tflite_greedy, inductor_greedy)),
+        )
+        row = {"step": name, "budget": f"{fraction:.0%} of keep-all", "allocations": len(items)}
+        yield {**row, **dict(zip(COLUMNS[3:], values, strict=True))}
+
+
+COLUMNS = (
+    "step", "budget", "allocations", "maximum load", "layout_plan / load", "seconds", "attached by plan / load", "TFLite / load",
+    "Inductor / load",
+)  # fmt: skip
+
+TEXT = """\
+The allocations of one training step (parameters and inputs are the caller's), captured on fake CPU tensors at the batch sizes of the published
+comparisons, with every op as dear as another, kept whole and planned to a share of the keep-all peak. Height over the maximum
+load; `layout_plan` has 10 s. Two cores shared with other work: an idle machine needs a quarter to a half of these seconds."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--graphs", type=Path, default=Path("out"), help="folder in which captured graphs are kept")
+    options = parser.parse_args()
+    options.graphs.mkdir(exist_ok=True)
+    rows = []
+    for name in NAMES:
+        for row in measure(name, graph_of(name, options.graphs)):
+            rows.append(row)
+            print(" | ".join(str(v) for v in row.values()), file=sys.stderr, flush=True)
+    run = provenance(0, ("numpy", "numba", "torch"))
+    write_results("offsets_captured", title="Layouts of captured training steps", text=TEXT, columns=COLUMNS, rows=rows, run=run)
+
+
+if __name__ == "__main__":
+    main()
