@@ -34,7 +34,7 @@ PARALLEL = (
 )  # fmt: skip
 ALGORITHMS = ("auto", *SEQUENTIAL, *PARALLEL)
 _SPREADING = ("all-to-all", "proportional", "memory-aware")  # a task may run on several processors or on a part of one
-_SAFE_LIMIT = 4_000
+_SAFE_LIMIT = 500  # tasks of a tree up to which safebooking is tried besides membooking: O(n) a decision
 
 
 def schedule(

@@ -23,7 +23,7 @@ from memfit.tasks.judge import Run, judge_order
 from memfit.tasks.model import Floats, Ints, TaskGraph
 
 _STARTED = np.int64(-(1 << 62))
-_LOOKAHEADS = (1, 8, 64)  # ready tasks that may refuse before a free processor waits
+_LOOKAHEADS = (1, 6, 24)  # ready tasks that may refuse before a free processor waits
 
 
 class SafeBooking:
