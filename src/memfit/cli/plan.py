@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -17,7 +18,7 @@ from memfit.core.graph import Graph
 from memfit.core.io import Artifact, check_target, save
 from memfit.core.outcome import Outcome
 from memfit.core.plan import Timeline
-from memfit.core.units import exact_bytes, format_bytes, format_ns, format_percent
+from memfit.core.units import format_bytes, format_ns, format_percent
 
 if TYPE_CHECKING:
     from memfit.planning.base import Listener
@@ -48,8 +49,8 @@ def command(
         check_target(path, force=force)
     step = load_step(file, costs, device=device, optimizer=optimizer, reserve=reserve)
     whole = plan(step.graph, step.costs, planner="keep_all").require_plan().timeline
-    limit = Budget.parse(budget) if budget is not None else _share(whole.peak_bytes, cast(float, budget_fraction))
-    limit = Budget(device_bytes=max(0, (limit.device_bytes or 0) - step.elsewhere_bytes))
+    asked = Budget.parse(budget) if budget is not None else _share(whole.peak_bytes + step.elsewhere_bytes, cast(float, budget_fraction))
+    limit = Budget(device_bytes=max(0, (asked.device_bytes or 0) - step.elsewhere_bytes))
     with _progress() as listener:
         outcome = plan(step.graph, step.costs, limit, planner=planner, time_limit_s=time_limit, progress=listener)
     if as_json:
@@ -62,14 +63,14 @@ def command(
             wrote(target)
     outcome.require_plan()
     if output:
-        save(outcome.require_plan(), output, force=force)
-        wrote(output, _next(file, output, step, save_graph, limit))
+        save(replace(outcome.require_plan(), budget=asked), output, force=force)  # as `fit` is given it: that takes off the rest again
+        wrote(output, _next(file, output, step, save_graph, optimizer))
 
 
-def _next(file: str, output: Path, step: Step, save_graph: Path | None, limit: Budget) -> str:
+def _next(file: str, output: Path, step: Step, save_graph: Path | None, optimizer: str) -> str:
     """What to do with the plan."""
     if step.is_model:
-        return f"memfit run {file} --plan {output} --budget {exact_bytes((limit.device_bytes or 0) + step.elsewhere_bytes)}"
+        return f"memfit run {file} --plan {output}" + (f" --optimizer {optimizer}" if optimizer != "adamw" else "")
     if step.costs.device == "file" and save_graph is None:
         return ""
     return f"memfit simulate {save_graph or file} {output}"
