@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memfit.planning.layout.exact import Verdict
+from memfit.planning.layout.exact import Verdict, warm_up
 from memfit.planning.layout.greedy import greedy_orders, make_windows, place_in_order
 from memfit.planning.layout.local_search import improve_order
 from memfit.planning.layout.portfolio import decide
@@ -51,41 +51,56 @@ def solve(
 ) -> Solution:
     """Pack one arena. With a capacity the first packing inside it is good enough; without, lower is better."""
     bound = lower_bound(problem)
-    parts = time_partitions(problem) if problem.num_buffers else []
+    target = bound if capacity is None else capacity
+    parts = [_Part.of(problem, chosen, target, deadline) for chosen in time_partitions(problem)] if problem.num_buffers else []
+    for part in parts:
+        bound = max(bound, part.solution.bound)
+    hard = sorted((p for p in parts if p.solution.height > target >= p.solution.bound), key=lambda p: p.problem.num_buffers)
+    if search and any(part.is_small for part in hard):
+        deadline += warm_up()
+    for position, part in enumerate(hard):  # the small ones first: what they leave of their time goes to the others
+        until = time.monotonic() + (deadline - time.monotonic()) / (len(hard) - position)
+        part.solution = part.improve(target, until, minimise=capacity is None, search=search, num_threads=num_threads, seed=seed)
+        bound = max(bound, part.solution.bound)
     offsets = np.zeros(problem.num_buffers, np.int64)
-    solutions = []
-    for position, chosen in enumerate(parts):
-        part = select(problem, chosen)
-        share = time.monotonic() + (deadline - time.monotonic()) / (len(parts) - position)
-        target = bound if capacity is None else capacity
-        solution = _solve_part(part, target, share, minimise=capacity is None, search=search, num_threads=num_threads, seed=seed)
-        offsets[chosen] = solution.offsets
-        solutions.append(solution)
-        bound = max(bound, solution.bound)
+    for part in parts:
+        offsets[part.chosen] = part.solution.offsets
     return Solution(
         offsets=offsets,
         height=height_of(problem, offsets),
         bound=bound,
-        method=max(solutions, key=lambda s: s.height).method if solutions else "empty",
-        nodes=sum(s.nodes for s in solutions),
+        method=max((p.solution for p in parts), key=lambda s: s.height).method if parts else "empty",
+        nodes=sum(p.solution.nodes for p in parts),
     )
 
 
-def _solve_part(
-    part: Problem, target: int, deadline: float, *, minimise: bool, search: bool, num_threads: int | None, seed: int
-) -> Solution:
-    bound = lower_bound(part)
-    is_small = part.num_buffers <= MAX_EXACT_BUFFERS and num_meetings(part) <= MAX_EXACT_MEETINGS
-    best, order = _greedy(part, target, bound, deadline, is_small)
-    if best.height <= target or bound > target:
-        return best
-    if not search:
-        return _local(part, order, best, target, deadline, seed, _QUICK_ROUNDS) if is_small else best
-    if not is_small:
-        return _improve_large(part, order, best, target, deadline, minimise, seed)
-    if not minimise:
-        return _ask(part, best, target, deadline, num_threads, seed)
-    return _minimise(part, order, best, target, deadline, num_threads, seed)
+@dataclass(slots=True)
+class _Part:
+    """A time partition, the best packing of it so far, and the greedy order that packing came from."""
+
+    chosen: Ints
+    problem: Problem
+    is_small: bool
+    solution: Solution
+    order: Ints
+
+    @staticmethod
+    def of(whole: Problem, chosen: Ints, target: int, deadline: float) -> _Part:
+        problem = select(whole, chosen)
+        is_small = problem.num_buffers <= MAX_EXACT_BUFFERS and num_meetings(problem) <= MAX_EXACT_MEETINGS
+        solution, order = _greedy(problem, target, lower_bound(problem), deadline, is_small)
+        return _Part(chosen, problem, is_small, solution, order)
+
+    def improve(self, target: int, deadline: float, *, minimise: bool, search: bool, num_threads: int | None, seed: int) -> Solution:
+        if not search:
+            if not self.is_small:
+                return self.solution
+            return _local(self.problem, self.order, self.solution, target, deadline, seed, _QUICK_ROUNDS)
+        if not self.is_small:
+            return _improve_large(self.problem, self.order, self.solution, target, deadline, minimise, seed)
+        if not minimise:
+            return _ask(self.problem, self.solution, target, deadline, num_threads, seed)
+        return _minimise(self.problem, self.order, self.solution, target, deadline, num_threads, seed)
 
 
 def _greedy(part: Problem, target: int, bound: int, deadline: float, is_small: bool) -> tuple[Solution, Ints]:
