@@ -67,8 +67,8 @@ def _why_not(search: Search, planner: str) -> str:
     )
 
 
-def explore_cuts(search: Search, *, max_cuts: int, seconds: float = 1e9) -> None:
-    """Bounds and seeds from cuts around the peak, until the gap is small, the cuts are spent or the time is."""
+def explore_cuts(search: Search, *, max_cuts: int, first: int = 0, seconds: float = 1e9) -> None:
+    """Bounds and seeds from cuts around the peak, `first` of them left out, until the gap is small or the time is up."""
     model, stop = search.problem.model, search.problem.seconds + seconds
     agenda = np.array(model.agenda, np.int64)
     makers = default_makers(model)
@@ -79,6 +79,8 @@ def explore_cuts(search: Search, *, max_cuts: int, seconds: float = 1e9) -> None
         late = search.done or search.problem.seconds > stop
         if number >= max_cuts or search.settled or search.good_enough or (number and late):
             break
+        if number < first:
+            continue
         program = CutProgram(model, (cut,))
         shares = list(SHARES if number == 0 and model.num_forms < LARGE else (1.0, 0.93) if number else (1.0,))
         _seeds_of(search, program, shares, f"cut {number + 1}", stop)

@@ -27,9 +27,9 @@ class Portfolio:
         search = Search(problem, enough_points=self.enough_points)
         share = 0.2 if problem.model.num_forms < LARGE else 0.6
         try:
-            explore_cuts(search, max_cuts=1, seconds=max(2.0, share * problem.time_limit_s))
+            explore_cuts(search, max_cuts=1, seconds=max(2.0, 0.5 * problem.time_limit_s))
             explore_simple(search)
-            explore_cuts(search, max_cuts=12, seconds=max(1.0, share * problem.time_limit_s))
+            explore_cuts(search, max_cuts=12, first=1, seconds=max(1.0, share * problem.time_limit_s))
             if not search.done and not search.good_enough:
                 explore_orders(search)
             if not search.done and not search.good_enough:

@@ -52,7 +52,9 @@ class Search:
 
     @property
     def good_enough(self) -> bool:
-        return self.best is not None and self.gap_points <= self.enough_points
+        """The gap is small: at once if it is tiny, after a tenth of the time if it is only small."""
+        patient = self.problem.seconds < 0.1 * self.problem.time_limit_s
+        return self.best is not None and self.gap_points <= (min(0.05, self.enough_points) if patient else self.enough_points)
 
     @property
     def gap_points(self) -> float:
