@@ -19,6 +19,9 @@ from torch.utils._pytree import tree_leaves
 
 from memfit.core.errors import Unsupported
 
+SCALARS_BYTES = 16
+"""Python numbers in an op (`/ 0.04`, `+ eps`) become tensors of a few bytes, which tracing does not show."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerBytes:
@@ -44,7 +47,8 @@ def optimizer_bytes(optimizer: torch.optim.Optimizer, *, granularity: int = 1) -
                 f"the memory of {type(optimizer).__name__} could not be found out ({type(error).__name__}: {str(error)[:120]}): "
                 "leave out optimizer= and pass its bytes as reserve=."
             ) from error
-    return OptimizerBytes(state_bytes=state, temporary_bytes=counter.peak - state)
+    temporary = counter.peak - state
+    return OptimizerBytes(state_bytes=state, temporary_bytes=temporary + SCALARS_BYTES if temporary else 0)
 
 
 def _fake_twin(optimizer: torch.optim.Optimizer, mode: FakeTensorMode) -> torch.optim.Optimizer:

@@ -1,0 +1,127 @@
+"""Costs: the table of devices, the roofline, measured ops, the meter and the cache."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.training import CPU, batch, deep
+from torch import nn
+
+from memfit.capture.inputs import Call
+from memfit.capture.step import capture
+from memfit.core.errors import BadInput
+from memfit.profile import measured as measured_module
+from memfit.profile.allocations import CpuMeter, peaks_of
+from memfit.profile.cache import Cache
+from memfit.profile.devices import Device, device, known, register
+from memfit.profile.measured import measured
+from memfit.profile.roofline import roofline
+
+
+def step() -> Any:
+    return capture(deep(), Call.flatten((batch()[0],), {}))
+
+
+def test_devices_by_name() -> None:
+    assert device("H200").memory_bytes > 100 * 2**30
+    assert device("rtx 4090").name == "rtx4090"
+    with pytest.raises(BadInput, match="register"):
+        device("abacus")
+    register(Device(name="abacus", memory_bytes=10, memory_bytes_per_s=1, fp32_flops=1, half_flops=1, link_bytes_per_s=1))
+    assert device("abacus").memory_bytes == 10
+    assert "abacus" in known()
+
+
+def test_the_roofline_costs_views_nothing_and_products_by_their_arithmetic() -> None:
+    captured = step()
+    costs = roofline(captured, "h200")
+    named = list(zip(captured.graph.ops, costs.op_time_ns, strict=True))
+    assert all(ns == 0 for op, ns in named if op.name in ("aten.t.default", "aten.view.default"))
+    assert all(ns > 0 for op, ns in named if "mm" in op.name or "batch_norm" in op.name)
+    big = capture(nn.Linear(2048, 2048), Call.flatten((torch.randn(2048, 2048),), {}))
+    product = next(i for i, op in enumerate(big.graph.ops) if "addmm" in op.name)
+    expected = 2 * 2048**3 / device("h200").fp32_flops * 1e9
+    assert roofline(big, "h200").op_time_ns[product] == pytest.approx(expected + device("h200").launch_ns, rel=0.01)
+
+
+def test_measured_once_then_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = step()
+    first = measured(captured, cache=Cache(tmp_path))
+    assert sum(first.op_time_ns) > 0
+
+    def refuse(*args: Any) -> Any:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(measured_module, "_measure_op", refuse)
+    assert measured(captured, cache=Cache(tmp_path)) == first
+
+
+def test_measuring_draws_no_random_numbers(tmp_path: Path) -> None:
+    captured = step()
+    torch.manual_seed(3)
+    measured(captured, cache=Cache(tmp_path))
+    after = torch.rand(3)
+    torch.manual_seed(3)
+    assert torch.equal(after, torch.rand(3))
+
+
+def test_an_op_that_cannot_run_alone_is_estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> Any:
+        raise RuntimeError("not with these values")
+
+    monkeypatch.setattr(measured_module, "_measure_op", fail)
+    costs = measured(step(), cache=Cache(tmp_path))
+    assert sum(costs.op_time_ns) > 0
+
+
+def test_the_meter_counts_what_is_held_and_what_was() -> None:
+    def work() -> torch.Tensor:
+        a = torch.empty(1000)
+        b = torch.empty(500)
+        del a
+        c = torch.empty(250)
+        del b
+        return c
+
+    assert peaks_of(work, CPU) == (1000, 6000)
+
+
+def test_the_meter_is_closed_after_an_error() -> None:
+    with pytest.raises(ZeroDivisionError):
+        peaks_of(lambda: 1 / 0, CPU)
+    assert peaks_of(lambda: torch.empty(10), CPU) == (40, 40)
+    meter = CpuMeter()
+    meter.start()
+    assert meter.stop() == (0, 0)
+
+
+def test_a_broken_cache_is_a_cold_cache(tmp_path: Path) -> None:
+    path = tmp_path / "op_costs_v1.json"
+    for text in ("{", "[1, 2]", '{"a": "b"}', '{"a": [-1, 2]}', '{"a": [1.5, 2]}', "\x00"):
+        path.write_text(text)
+        assert Cache(tmp_path).get("cpu", "op") is None
+
+
+def test_two_caches_merge(tmp_path: Path) -> None:
+    one, two = Cache(tmp_path), Cache(tmp_path)
+    one.put("cpu", "a", (1, 2))
+    two.put("cpu", "b", (3, 4))
+    one.save()
+    two.save()
+    again = Cache(tmp_path)
+    assert again.get("cpu", "a") == (1, 2)
+    assert again.get("cpu", "b") == (3, 4)
+    assert len(json.loads((tmp_path / "op_costs_v1.json").read_text())) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    cache = Cache(blocked / "inside")
+    cache.put("cpu", "a", (1, 2))
+    cache.save()
+    assert cache.get("cpu", "a") == (1, 2)
