@@ -89,7 +89,7 @@ def _language_inputs() -> dict[str, torch.Tensor]:
 
 
 def resnet18() -> Instance:
-    return _timm("resnet18d", stem_width=8, channels=(16, 32, 64, 128), drop_rate=0.1)
+    return _timm("resnet18d", batch=16, stem_width=8, channels=(16, 32, 64, 128), drop_rate=0.1)
 
 
 def resnet50() -> Instance:
@@ -117,7 +117,7 @@ def vgg16() -> Instance:
     model = VGG(make_layers([c if c == "M" else c // 4 for c in cfgs["D"]]), init_weights=False)
     model.avgpool = nn.AdaptiveAvgPool2d(2)
     model.classifier = nn.Sequential(nn.Linear(512, 128), nn.ReLU(True), nn.Dropout(), nn.Linear(128, _CLASSES))
-    return _vision(model)
+    return _vision(model, batch=12)
 
 
 def mobilenet_v2() -> Instance:
