@@ -307,11 +307,15 @@ def estimate(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Studied:
-    """A training step ready for planning: captured, with its costs, and what the process holds besides."""
+    """A training step ready for planning: captured, with its costs, and what the process holds besides.
+
+    `others` are forms of the step that round otherwise, which `fit` tries where the first has no plan; made when asked for.
+    """
 
     captured: Captured
     costs: Costs
     elsewhere_bytes: int
+    others: Iterator[tuple[Captured, Costs]]
 
 
 def study(
@@ -329,8 +333,9 @@ def study(
     task, call = _task_and_call(model, example_inputs, loss_fn, example_targets, optimizer, device, reserve_bytes)
     with Progress("memfit") as progress, torch.enable_grad():
         progress.update("tracing the model")
-        captured = task.capture(call)
-        return Studied(captured=captured, costs=task.costs(captured, progress), elsewhere_bytes=held_elsewhere(task, call, captured))
+        offers = ((c, task.costs(c, progress)) for c in task.offers(call))
+        captured, costs = next(offers)
+        return Studied(captured=captured, costs=costs, elsewhere_bytes=held_elsewhere(task, call, captured), others=offers)
 
 
 def frontier(

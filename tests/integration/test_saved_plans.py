@@ -37,6 +37,17 @@ def convolutions():
     model = nn.Sequential(*(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()) for _ in range(4)), nn.Flatten(), nn.Linear(256, 2))
     return model, (torch.randn(8, 4, 8, 8),), nn.functional.cross_entropy, (torch.randint(0, 2, (8,)),)
 """
+
+WORDS = """
+import torch
+from torch import nn
+
+def build():
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 300, (8, 64))
+    model = nn.Sequential(nn.Embedding(300, 16), nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 300, bias=False), nn.Flatten(0, 1))
+    return model, (tokens,), nn.functional.cross_entropy, (tokens.flatten(),)
+"""
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -127,6 +138,25 @@ def test_a_plan_of_another_model_shape_or_step_is_refused_in_a_sentence(run: Run
     plan_file.write_text(text)
     with pytest.raises(memfit.BadInput, match="version 99 is not the version 1"):
         _fit(plan_file, "1GiB")
+
+
+def test_below_the_plain_minimum_the_loss_in_chunks_is_planned_saved_and_run(run: Run, tmp_path: Path) -> None:
+    """What `fit` would fall back on, `memfit plan` does too: a refusal must hold for every form of the step."""
+    (tmp_path / "words.py").write_text(WORDS)
+    code, out, err = run("plan", "words.py:build", "--budget", "1kB", "--device", "cpu", "--time-limit", 1, "--json")
+    assert code == 3, err
+    least = json.loads(out)["lower_bound_bytes"]
+    code, out, err = run(
+        "plan", "words.py:build", "--budget", int(1.3 * least), "--device", "cpu", "--time-limit", 2, "-o", "plan.json", "--json"
+    )
+    assert code == 0, err
+    assert json.loads(out)["peak_bytes"] < 2 * 8 * 64 * 300 * 4  # logits and their gradient never exist whole together
+    code, out, err = run("run", "words.py:build", "--plan", "plan.json", "--steps", 1, "--json")
+    assert code == 0, err
+    assert json.loads(out)["measured_peak_bytes"] <= int(1.3 * least)
+    code, out, err = run("report", "plan.json", "words.py:build", "--device", "cpu", "--json")
+    assert code == 0, err
+    assert json.loads(out)["inside"]
 
 
 def test_gradients_that_are_there_already_are_refused(plan_file: Path) -> None:

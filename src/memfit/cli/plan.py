@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -16,7 +17,7 @@ from memfit.core.budget import Budget
 from memfit.core.errors import BadInput
 from memfit.core.graph import Graph
 from memfit.core.io import Artifact, check_target, save
-from memfit.core.outcome import Outcome
+from memfit.core.outcome import Outcome, Status
 from memfit.core.plan import Timeline
 from memfit.core.units import format_bytes, format_ns, format_percent
 
@@ -51,8 +52,7 @@ def command(
     whole = plan(step.graph, step.costs, planner="keep_all").require_plan().timeline
     asked = Budget.parse(budget) if budget is not None else _share(whole.peak_bytes + step.elsewhere_bytes, cast(float, budget_fraction))
     limit = Budget(device_bytes=max(0, (asked.device_bytes or 0) - step.elsewhere_bytes))
-    with _progress() as listener:
-        outcome = plan(step.graph, step.costs, limit, planner=planner, time_limit_s=time_limit, progress=listener)
+    step, outcome = _first_plan(step, limit, planner, time_limit)
     if as_json:
         print_json(_as_data(outcome, planner, whole, limit))
     elif outcome.plan is not None:
@@ -65,6 +65,21 @@ def command(
     if output:
         save(replace(outcome.require_plan(), budget=asked), output, force=force)  # as `fit` is given it: that takes off the rest again
         wrote(output, _next(file, output, step, save_graph, optimizer))
+
+
+def _first_plan(step: Step, limit: Budget, planner: str, time_limit_s: float) -> tuple[Step, Outcome]:
+    """A plan for the first form of the step that has one, as `fit` does; without any the weakest refusal: a proof must hold for all."""
+    from memfit.planning import plan
+
+    tried: list[tuple[Step, Outcome]] = []
+    with _progress() as listener:
+        for graph, costs in chain(((step.graph, step.costs),), step.others):
+            outcome = plan(graph, costs, limit, planner=planner, time_limit_s=time_limit_s, progress=listener)
+            tried.append((replace(step, graph=graph, costs=costs), outcome))
+            if outcome.plan is not None:
+                return tried[-1]
+    undecided = [pair for pair in tried if pair[1].status is not Status.INFEASIBLE]
+    return undecided[-1] if undecided else min(tried, key=lambda pair: pair[1].lower_bound_bytes)
 
 
 def _next(file: str, output: Path, step: Step, save_graph: Path | None, optimizer: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import cast
 
@@ -33,8 +34,10 @@ def command(
         check_target(path, force=force)
     saved = cast(Plan, load(plan, Plan))
     step = load_step(graph, costs, device=device, optimizer=optimizer, reserve=reserve)
-    keep_all = find_plan(step.graph, step.costs, planner="keep_all").require_plan()
-    report = report_plan(step.graph, saved, step.costs, keep_all=keep_all)
+    forms = chain(((step.graph, step.costs),), step.others)
+    the_graph, the_costs = next((form for form in forms if form[0].digest == saved.graph_digest), (step.graph, step.costs))
+    keep_all = find_plan(the_graph, the_costs, planner="keep_all").require_plan()
+    report = report_plan(the_graph, saved, the_costs, keep_all=keep_all)
     if as_json:
         print_json(report.as_data())
     else:

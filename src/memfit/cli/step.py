@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -29,10 +30,11 @@ RESERVE_OPTION = typer.Option("0", "--reserve", help="For a model: bytes left fo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """`elsewhere_bytes` is what this process holds on the device outside the step."""
+    """`elsewhere_bytes` is what this process holds on the device outside the step; `others` are forms of it that round otherwise."""
 
     graph: Graph
     costs: Costs
+    others: Iterable[tuple[Graph, Costs]] = ()
     elsewhere_bytes: int = 0
     is_model: bool = False
 
@@ -80,4 +82,5 @@ def _study(name: str, device: str | None, optimizer: str, reserve: str) -> Step:
         device=device,
         reserve=reserve,
     )
-    return Step(graph=studied.captured.graph, costs=studied.costs, elsewhere_bytes=studied.elsewhere_bytes, is_model=True)
+    others = ((captured.graph, costs) for captured, costs in studied.others)
+    return Step(graph=studied.captured.graph, costs=studied.costs, others=others, elsewhere_bytes=studied.elsewhere_bytes, is_model=True)
