@@ -17,7 +17,7 @@ from memfit.capture.inputs import Call, Inputs
 from memfit.capture.loss_head import with_chunked_loss
 from memfit.capture.lower import CUDA_GRANULARITY
 from memfit.capture.step import capture
-from memfit.capture.variants import add_variants
+from memfit.capture.variants import add_variants, with_sliced_convolutions
 from memfit.core.budget import Budget
 from memfit.core.costs import Costs
 from memfit.core.errors import BadInput
@@ -66,7 +66,8 @@ class Task:
         return next(self.offers(call, accumulates=accumulates))
 
     def offers(self, call: Call, *, accumulates: bool = False) -> Iterator[Captured]:
-        """The step in forms that give the plain model's bits; then with forms that round otherwise; then with its loss in chunks."""
+        """The step in forms that give the plain model's bits; then with forms that round otherwise; then with its loss in chunks,
+        or its largest convolutions in slices: choices so large that the planner makes them between captures."""
         plain = capture(
             self.model,
             call,
@@ -84,9 +85,9 @@ class Task:
         other = add_variants(plain, rounding=True)
         if other.graph.digest != add_variants(plain).graph.digest:
             yield other
-        chunked = with_chunked_loss(plain)
-        if chunked is not None:
-            yield add_variants(chunked, rounding=True)
+        for changed in (with_chunked_loss(plain), with_sliced_convolutions(plain)):
+            if changed is not None:
+                yield add_variants(changed, rounding=True)
 
     @property
     def is_elsewhere(self) -> bool:
@@ -183,10 +184,10 @@ def make_ready(
         offers = ((c, task.costs(c, progress)) for c in task.offers(call, accumulates=accumulates))
         first = next(offers)
         elsewhere_bytes = held_elsewhere(task, call, first[0])
-        margin_bytes = allocator_slack(first[0], budget)
+        whole = find_plan(first[0].graph, first[1], None, planner="keep_all").require_plan()
+        margin_bytes = allocator_slack(first[0], whole.timeline.peak_bytes)
         if budget.device_bytes is not None:
             budget = Budget(device_bytes=max(0, budget.device_bytes - elsewhere_bytes - margin_bytes))
-        whole = find_plan(first[0].graph, first[1], None, planner="keep_all").require_plan()
         every = chain((first,), offers)
         if plan is not None:
             captured, costs, chosen = _replayed(plan, every, budget)
@@ -206,14 +207,12 @@ def make_ready(
         )
 
 
-def allocator_slack(captured: Captured, budget: Budget) -> int:
+def allocator_slack(captured: Captured, peak_bytes: int) -> int:
     """Bytes to leave on CUDA: blocks of the caching allocator carry up to 1 MiB each that nobody asked for, differently every step.
 
     Measured on the H200: 0.06 to 0.16 % of the peak. A larger miss is left to the closed loop.
     """
-    if captured.device.type != "cuda" or budget.device_bytes is None:
-        return 0
-    return max(2 * 2**20, budget.device_bytes // 500)
+    return max(2 * 2**20, peak_bytes // 500) if captured.device.type == "cuda" else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,6 +40,20 @@ _INPLACE: dict[Any, tuple[Any, str, tuple[int, ...]]] = {
 }
 
 
+def with_sliced_convolutions(captured: Captured, *, least_fraction: float = 1 / 50) -> Captured | None:
+    """The same step with its largest convolutions in slices, or None where there is none: for budgets below a workspace."""
+    total = sum(s.size_bytes for s in captured.graph.storages)
+    rewriter = Rewriter(captured, least_bytes=max(1, int(total * least_fraction)))
+    calls = tuple(_sliced(rewriter, op, call) or call for op, call in zip(captured.graph.ops, captured.calls, strict=True))
+    if calls == captured.calls:
+        return None
+    ops = tuple(
+        replace(op, name=f"{op.name} in slices") if new is not old else op
+        for op, old, new in zip(captured.graph.ops, captured.calls, calls, strict=True)
+    )
+    return replace(captured, graph=replace(captured.graph, ops=ops, digest=""), calls=calls)
+
+
 def add_variants(captured: Captured, *, rounding: bool = False, least_fraction: float = 1 / 400) -> Captured:
     """Offer variants for ops whose outputs are at least this fraction of the step's bytes: small ones are not worth a choice.
 
@@ -142,14 +156,21 @@ def _offer_norm_apply(rewriter: Rewriter, op: Op, call: OpCall) -> None:
 
 def _offer_slices(rewriter: Rewriter, op: Op, call: OpCall) -> None:
     """Convolutions over slices of the batch: less workspace."""
+    sliced = _sliced(rewriter, op, call)
+    if sliced is not None:
+        rewriter.add_variant(op.id, Variant(name=f"{_NUM_SLICES} slices", inputs=op.inputs, outputs=op.outputs), sliced)
+
+
+def _sliced(rewriter: Rewriter, op: Op, call: OpCall) -> OpCall | None:
+    if call.target not in (aten.convolution.default, aten.convolution_backward.default):
+        return None
     backward = call.target is aten.convolution_backward.default
     x = call.args[1 if backward else 0]
     batch = rewriter.sample(x.tensor).shape[0]
     if batch < 2 * _NUM_SLICES or batch % _NUM_SLICES or not rewriter.is_large(x.tensor):
-        return
+        return None
     inner = impl.convolution_backward_in_slices if backward else impl.convolution_in_slices
-    variant = Variant(name=f"{_NUM_SLICES} slices", inputs=op.inputs, outputs=op.outputs)
-    rewriter.add_variant(op.id, variant, replace(call, target=partial(inner, _NUM_SLICES)))
+    return replace(call, target=partial(inner, _NUM_SLICES))
 
 
 def _is_dense(sample: torch.Tensor) -> bool:

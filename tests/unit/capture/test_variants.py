@@ -16,7 +16,7 @@ from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call
 from memfit.capture.loss_head import with_chunked_loss
 from memfit.capture.step import capture
-from memfit.capture.variants import add_variants
+from memfit.capture.variants import add_variants, with_sliced_convolutions
 from memfit.core.costs import uniform_costs
 from memfit.core.errors import IllegalSchedule
 from memfit.core.graph import Op
@@ -214,3 +214,17 @@ def test_a_loss_in_chunks_where_the_softmax_is_in_half_precision() -> None:
     schedule = plan(captured.graph, planner="keep_all").require_plan().schedule
     for a, b in zip(gradients_of(captured, schedule, model, call), plain, strict=True):
         torch.testing.assert_close(a, b, rtol=5e-2, atol=5e-2 * float(b.abs().max()))
+
+
+def test_large_convolutions_in_slices() -> None:
+    model, call = setting()
+    plain = capture(model, call, loss_fn=nn.functional.cross_entropy, num_targets=1)
+    captured = with_sliced_convolutions(plain, least_fraction=0.0)
+    assert captured is not None
+    assert captured.graph.digest != plain.graph.digest
+    assert sum("in slices" in op.name for op in captured.graph.ops) == 4
+    schedule = plan(captured.graph, planner="keep_all").require_plan().schedule
+    for a, b in zip(
+        gradients_of(captured, schedule, model, call), plain_gradients(setting()[0], call, nn.functional.cross_entropy), strict=True
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
