@@ -85,7 +85,7 @@ def explore_cuts(search: Search, *, max_cuts: int, first: int = 0, seconds: floa
         shares = list(SHARES if number == 0 and model.num_forms < LARGE else (1.0, 0.93) if number else (1.0,))
         _seeds_of(search, program, shares, f"cut {number + 1}", stop)
         if number == 0 and search.best is None:
-            search.mend(agenda, makers, "repair", seconds=_patience_s(model))
+            search.mend(agenda, makers, "repair", seconds=20.0)
 
 
 def _seeds_of(search: Search, program: CutProgram, shares: list[float], note: str, stop: float) -> None:
@@ -187,12 +187,10 @@ def explore_simple(search: Search) -> None:
 def explore_orders(search: Search) -> None:
     """Orders of the step with a lower peak as seeds: they cost no time at all where they fit, and less repair elsewhere."""
     model = search.problem.model
-    if model.num_forms > LARGE:
-        return
-    for order in low_peak_orders(model, tries=24 if model.num_forms < 1500 else 6):
+    for order in low_peak_orders(model, tries=24 if model.num_forms < 1500 else 6 if model.num_forms < LARGE else 2):
         if search.done:
             break
-        search.mend(order, search.makers, "another order", seconds=_patience_s(model))
+        search.mend(order, search.makers, "another order", seconds=20.0 if search.best is None else _patience_s(model))
 
 
 def explore_segments(search: Search) -> None:

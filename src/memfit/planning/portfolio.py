@@ -29,6 +29,8 @@ class Portfolio:
         try:
             explore_cuts(search, max_cuts=1, seconds=max(2.0, 0.5 * problem.time_limit_s))
             explore_simple(search)
+            if search.best is None and not search.done:
+                explore_orders(search)
             explore_cuts(search, max_cuts=12, first=1, seconds=max(1.0, share * problem.time_limit_s))
             if not search.done and not search.good_enough:
                 explore_orders(search)

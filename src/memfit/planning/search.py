@@ -80,8 +80,10 @@ class Search:
         """Repair, polish, offer; each of the two for at most `seconds`."""
         a, limit = self.problem.model.arrays, self.problem.limit_bytes
         seconds = min(seconds, max(0.5 * self.problem.seconds_left, 1.0))
+        if len(a.time) >= 3000:  # looking around costs time in the length of the sequence: look at less, take more steps
+            top, wide = min(top, 6), min(wide, 10)
         fixer = Repairer(arrays=a, limit=limit, maker=makers, top=top, wide=wide)
-        fixed = fixer.run(np.asarray(sequence), 400, perf_counter() + seconds)
+        fixed = fixer.run(np.asarray(sequence), 400 if len(a.time) < 3000 else 4000, perf_counter() + seconds)
         peak, _ = peak_and_time(a, fixed)
         if peak != INVALID and peak <= limit:
             fixed = polish(a, fixed, limit, 6, perf_counter() + seconds)
