@@ -306,7 +306,7 @@ def estimate(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Studied:
-    """A training step ready for planning: captured, with its costs, and what the process holds besides.
+    """A training step ready for planning: captured, with its costs, and what a budget must hold besides (as `fit` counts it).
 
     `others` are forms of the step that round otherwise, which `fit` tries where the first has no plan; made when asked for.
     """
@@ -334,7 +334,9 @@ def study(
         progress.update("tracing the model")
         offers = ((c, task.costs(c, progress)) for c in task.offers(call))
         captured, costs = next(offers)
-        return Studied(captured=captured, costs=costs, elsewhere_bytes=held_elsewhere(task, call, captured), others=offers)
+        whole = find_plan(captured.graph, costs, None, planner="keep_all").require_plan()
+        elsewhere_bytes = held_elsewhere(task, call, captured) + allocator_slack(captured, whole.timeline.peak_bytes)
+        return Studied(captured=captured, costs=costs, elsewhere_bytes=elsewhere_bytes, others=offers)
 
 
 def frontier(

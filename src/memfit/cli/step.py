@@ -30,7 +30,7 @@ RESERVE_OPTION = typer.Option("0", "--reserve", help="For a model: bytes left fo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """`elsewhere_bytes` is what this process holds on the device outside the step; `others` are forms of it that round otherwise."""
+    """`elsewhere_bytes` is what a budget must hold besides (as `fit` counts it); `others` are forms of the step that round otherwise."""
 
     graph: Graph
     costs: Costs
