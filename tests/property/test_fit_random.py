@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.training import NO_LIMIT, fixed_bytes, held_bytes, peak_bytes, same, train, twin
 from torch import nn
@@ -13,8 +13,10 @@ from torch import nn
 import memfit
 from memfit.capture.optimizer import SCALARS_BYTES
 
-FEW = settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-WIDTH, ROWS = 8, 16
+FEW = settings(
+    max_examples=3, phases=(Phase.explicit, Phase.generate), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+WIDTH, ROWS = 8, 96
 
 
 class Skip(nn.Module):
