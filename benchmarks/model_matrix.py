@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import re
 import subprocess
 import sys
 import time
@@ -310,7 +311,8 @@ def write_table(rows: list[dict[str, Any]]) -> None:
 def table_line(r: dict[str, Any]) -> str:
     head = f"| {r['model']} | {r.get('num_ops', '')} | {mb(r, 'fixed_bytes')} | {mb(r, 'keep_all_bytes')} | {r['percent']} | {r['status']} "
     if "measured_bytes" not in r:
-        proof = f"needs {r['minimum_bytes'] / 1e6:.3f}" if r.get("minimum_bytes") else ""
+        stated = re.search(r"proven minimum [^(]*\((\d+) bytes\)", r.get("reason", ""))
+        proof = f"at least {int(stated[1]) / 1e6:.3f}" if stated else ""
         return head + f"| | {mb(r, 'budget_bytes')} | {proof} | | |"
     equal = "bitwise" if r["bitwise"] else f"{r['worst_difference']:.0e}"
     return head + f"| {equal} | {mb(r, 'budget_bytes')} | {mb(r, 'predicted_bytes')} | {mb(r, 'measured_bytes')} | {r['time_ratio']:.2f} |"
