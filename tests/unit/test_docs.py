@@ -49,6 +49,14 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
 
 
+def test_every_page_is_in_the_index() -> None:
+    index = (DOCS / "index.md").read_text()
+    missing = [
+        name for page in sorted(DOCS.rglob("*.md")) if (name := page.relative_to(DOCS).as_posix()) not in index and name != "index.md"
+    ]
+    assert not missing, f"docs/index.md does not lead to {', '.join(missing)}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_pages_name_no_machine_paths(page: Path) -> None:
     found = re.search(r"(?<![\w.])/(work|root|home)/\w+", page.read_text())
