@@ -24,6 +24,7 @@ from memfit.core.graph import Op, Variant
 
 aten = torch.ops.aten
 _NUM_SLICES = 8
+_LEAST_BATCH = 4
 
 _INPLACE: dict[Any, tuple[Any, str, tuple[int, ...]]] = {
     aten.relu.default: (aten.relu.out, "out", (0,)),
@@ -167,10 +168,10 @@ def _sliced(rewriter: Rewriter, op: Op, call: OpCall) -> OpCall | None:
     backward = call.target is aten.convolution_backward.default
     x = call.args[1 if backward else 0]
     batch = rewriter.sample(x.tensor).shape[0]
-    if batch < 2 * _NUM_SLICES or batch % _NUM_SLICES or not rewriter.is_large(x.tensor):
+    if batch < _LEAST_BATCH or not rewriter.is_large(x.tensor):
         return None
     inner = impl.convolution_backward_in_slices if backward else impl.convolution_in_slices
-    return replace(call, target=partial(inner, _NUM_SLICES))
+    return replace(call, target=partial(inner, min(_NUM_SLICES, batch)))
 
 
 def _is_dense(sample: torch.Tensor) -> bool:

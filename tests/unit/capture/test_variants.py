@@ -228,3 +228,17 @@ def test_large_convolutions_in_slices() -> None:
         gradients_of(captured, schedule, model, call), plain_gradients(setting()[0], call, nn.functional.cross_entropy), strict=True
     ):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("batch", [4, 11, 16])
+def test_slices_of_any_batch(batch: int) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(batch, 3, 6, 6), torch.randn(5, 3, 3, 3), torch.randn(5)
+    settings = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    whole = aten.convolution.default(x, weight, bias, *settings)
+    torch.testing.assert_close(impl.convolution_in_slices(min(8, batch), x, weight, bias, *settings), whole)
+    gradient = torch.randn_like(whole)
+    rest = ([5], *settings, [True, True, True])
+    ours = impl.convolution_backward_in_slices(min(8, batch), gradient, x, weight, *rest)
+    for a, b in zip(ours, aten.convolution_backward.default(gradient, x, weight, *rest), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
