@@ -79,6 +79,8 @@ class Search:
     def mend(self, sequence: Ints, makers: Ints, note: str, *, top: int = 24, wide: int = 96, seconds: float = 20.0) -> bool:
         """Repair, polish, offer; each of the two for at most `seconds`."""
         a, limit = self.problem.model.arrays, self.problem.limit_bytes
+        if self.best is not None or len(a.time) < 3000:  # another seed is likely better than this one mended at length
+            seconds = min(seconds, max(0.08 * self.problem.time_limit_s, 0.5))
         seconds = min(seconds, max(0.5 * self.problem.seconds_left, 1.0))
         if len(a.time) >= 3000:  # looking around costs time in the length of the sequence: look at less, take more steps
             top, wide = min(top, 6), min(wide, 10)
