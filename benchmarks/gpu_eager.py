@@ -21,7 +21,6 @@ from torch import nn
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "src")]
 
 from benchmarks.peers import PEERS, Peer, checkpoint_blocks
-from memfit.api import PlanSettings, Task, best_plan
 from memfit.capture.captured import Captured, Role
 from memfit.capture.inputs import Call
 from memfit.core.budget import Budget
@@ -29,6 +28,7 @@ from memfit.core.errors import MemfitError
 from memfit.core.plan import Plan
 from memfit.execute.codegen import generate
 from memfit.execute.session import Ready, Session, run
+from memfit.prepare import PlanSettings, Task, best_plan
 from memfit.profile.allocations import peaks_of
 from memfit.report.progress import Progress
 

@@ -28,7 +28,6 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.zoo import ZOO, make
-from memfit.api import Task
 from memfit.capture.inputs import Call, Inputs
 from memfit.core.budget import Budget
 from memfit.core.errors import MemfitError, NoPlanFound
@@ -40,6 +39,7 @@ from memfit.execute.fitted import fit_module
 from memfit.execute.session import Ready
 from memfit.execute.stepper import Stepper
 from memfit.planning import plan as find_plan
+from memfit.prepare import Task
 from memfit.profile.allocations import meter, peaks_of
 from memfit.report.progress import Progress
 

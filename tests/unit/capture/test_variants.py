@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from memfit.api import Task
 from memfit.capture import implementations as impl
 from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call
@@ -25,6 +24,7 @@ from memfit.execute.codegen import generate
 from memfit.execute.session import Ready, Session, run
 from memfit.planning import plan
 from memfit.planning.sequence import schedule_from_ops
+from memfit.prepare import Task
 
 aten = torch.ops.aten
 

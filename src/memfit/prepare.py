@@ -1,0 +1,300 @@
+"""One call of a model made ready to run: captured, costed, planned and generated. What every training door goes through."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+
+from memfit.capture.captured import Captured
+from memfit.capture.inputs import Call, Inputs
+from memfit.capture.loss_head import with_chunked_loss
+from memfit.capture.lower import CUDA_GRANULARITY
+from memfit.capture.step import capture
+from memfit.capture.variants import add_variants, with_sliced_convolutions
+from memfit.core.budget import Budget
+from memfit.core.costs import Costs
+from memfit.core.errors import BadInput
+from memfit.core.graph import Graph
+from memfit.core.io import load
+from memfit.core.outcome import Outcome, Status
+from memfit.core.plan import Plan
+from memfit.core.simulate import simulate
+from memfit.core.units import format_bytes, parse_bytes
+from memfit.execute.codegen import generate
+from memfit.execute.session import Ready
+from memfit.planning import plan as find_plan
+from memfit.planning.portfolio import Portfolio
+from memfit.profile.measured import measured
+from memfit.profile.roofline import roofline
+from memfit.report.progress import Progress
+
+if TYPE_CHECKING:
+    from memfit.planning import Planner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What to train: a model, how it is called, and what surrounds its step."""
+
+    model: nn.Module
+    loss_fn: Callable[..., Any] | None = None
+    num_targets: int = 0
+    optimizer: torch.optim.Optimizer | None = None
+    reserve_bytes: int = 0
+    device: str | None = None
+    allow: tuple[str, ...] = ("recompute", "variants")
+
+    def capture(self, call: Call, *, accumulates: bool = False) -> Captured:
+        """The step as PyTorch runs it, with what the planner may choose between."""
+        return next(self.offers(call, accumulates=accumulates))
+
+    def offers(self, call: Call, *, accumulates: bool = False) -> Iterator[Captured]:
+        """The step in forms that give the plain model's bits; then with forms that round otherwise; then with its loss in chunks,
+        or its largest convolutions in slices: choices so large that the planner makes them between captures."""
+        plain = capture(
+            self.model,
+            call,
+            loss_fn=self.loss_fn,
+            num_targets=self.num_targets,
+            optimizer=self.optimizer,
+            accumulates=accumulates,
+            reserve_bytes=self.reserve_bytes,
+            gpu_attention=self.is_elsewhere,
+        )
+        if "variants" not in self.allow:
+            yield plain
+            return
+        yield add_variants(plain)
+        other = add_variants(plain, rounding=True)
+        if other.graph.digest != add_variants(plain).graph.digest:
+            yield other
+        for changed in (with_chunked_loss(plain), with_sliced_convolutions(plain)):
+            if changed is not None:
+                yield add_variants(changed, rounding=True)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the costs are for a named GPU while the model is not on one."""
+        return self.device not in (None, "cpu") and not any(p.is_cuda for p in self.model.parameters())
+
+    def costs(self, captured: Captured, progress: Progress) -> Costs:
+        """Measured on the model's own device, or a roofline for the device that was named."""
+        if self.device is not None:
+            return roofline(captured, self.device)
+        if any(p.device.type == "meta" for p in self.model.parameters()):
+            return roofline(captured, "cpu")
+        return measured(captured, progress=progress.update)
+
+
+def make_ready(
+    task: Task,
+    call: Call,
+    budget: Budget,
+    *,
+    accumulates: bool = False,
+    planner: str | Planner = "auto",
+    time_limit_s: float = 30,
+    plan: Plan | None = None,
+) -> Ready:
+    """Capture, profile, plan and generate one call."""
+    with Progress("memfit") as progress:
+        progress.update("tracing the model")
+        offers = ((c, task.costs(c, progress)) for c in task.offers(call, accumulates=accumulates))
+        first = next(offers)
+        elsewhere_bytes = held_elsewhere(task, call, first[0])
+        whole = find_plan(first[0].graph, first[1], None, planner="keep_all").require_plan()
+        margin_bytes = allocator_slack(first[0], whole.timeline.peak_bytes)
+        if budget.device_bytes is not None:
+            budget = Budget(device_bytes=max(0, budget.device_bytes - elsewhere_bytes - margin_bytes))
+        every = chain((first,), offers)
+        if plan is not None:
+            captured, costs, chosen = _replayed(plan, every, budget)
+        else:
+            progress.update("planning")
+            settings = PlanSettings(planner=planner, time_limit_s=time_limit_s, compare_all="rounding" in task.allow)
+            captured, costs, chosen = best_plan(every, budget, settings, progress)
+        return Ready(
+            captured=captured,
+            costs=costs,
+            plan=chosen,
+            program=generate(captured, chosen.schedule),
+            keep_all_peak_bytes=whole.timeline.peak_bytes,
+            base_time_ns=whole.timeline.compute_time_ns,
+            elsewhere_bytes=elsewhere_bytes,
+            margin_bytes=margin_bytes,
+        )
+
+
+def allocator_slack(captured: Captured, peak_bytes: int) -> int:
+    """Bytes to leave on CUDA: blocks of the caching allocator carry up to 1 MiB each that nobody asked for, differently every step.
+
+    Measured on the H200: 0.06 to 0.16 % of the peak. A larger miss is left to the closed loop.
+    """
+    return max(2 * 2**20, peak_bytes // 500) if captured.device.type == "cuda" else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSettings:
+    """How to look for a plan. `compare_all`: try every offer and take the fastest, instead of the first that has a plan."""
+
+    planner: str | Planner = "auto"
+    time_limit_s: float = 30
+    compare_all: bool = False
+
+
+def best_plan(
+    offers: Iterable[tuple[Captured, Costs]], budget: Budget, settings: PlanSettings, progress: Progress
+) -> tuple[Captured, Costs, Plan]:
+    """A plan for the first offer that has one, or the fastest over all; without any, the weakest refusal: a proof must hold for all."""
+    found: list[tuple[int, int]] = []
+    tried: list[tuple[Captured, Costs, Outcome]] = []
+    for captured, costs in offers:
+        outcome = plan_captured(captured, costs, budget, planner=settings.planner, time_limit_s=settings.time_limit_s, progress=progress)
+        tried.append((captured, costs, outcome))
+        if outcome.plan is not None:
+            found.append((outcome.plan.timeline.time_ns, len(tried) - 1))
+            if not settings.compare_all:
+                break
+    if found:
+        captured, costs, outcome = tried[min(found)[1]]
+        return captured, costs, outcome.require_plan()
+    undecided = [o for _, _, o in tried if o.status is not Status.INFEASIBLE]
+    weakest = undecided[-1] if undecided else min((o for _, _, o in tried), key=lambda o: o.lower_bound_bytes)
+    weakest.require_plan()
+    raise AssertionError("an outcome without a plan raises")
+
+
+def held_elsewhere(task: Task, call: Call, captured: Captured) -> int:
+    """Device bytes this process holds outside the step: library workspaces that stay (cuBLAS), whatever else the caller keeps."""
+    if captured.device.type != "cuda":
+        return 0
+    state = [t for entry in task.optimizer.state.values() for t in entry.values()] if task.optimizer is not None else []
+    gradients = [p.grad for p in task.model.parameters()]
+    ours = (*task.model.parameters(), *task.model.buffers(), *call.tensors, *gradients, *state)
+    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in ours if isinstance(t, torch.Tensor) and t.is_cuda}
+    rounded = sum(-(-size // CUDA_GRANULARITY) * CUDA_GRANULARITY for size in storages.values())
+    return max(0, torch.cuda.memory_allocated(captured.device) - rounded)
+
+
+def plan_captured(
+    captured: Captured, costs: Costs, budget: Budget, *, planner: str | Planner, time_limit_s: float, progress: Progress
+) -> Outcome:
+    def tell(state: Any) -> None:
+        progress.update(f"planning, {state.note}" if state.note else "planning")
+
+    if planner == "auto":
+        planner = Portfolio(patience=0.5)  # somebody waits for their first step
+    return find_plan(captured.graph, costs, budget, planner=planner, time_limit_s=time_limit_s, progress=tell)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Studied:
+    """A training step ready for planning: captured, with its costs, and what a budget must hold besides (as `fit` counts it).
+
+    `others` are forms of the step that round otherwise, which `fit` tries where the first has no plan; made when asked for.
+    """
+
+    captured: Captured
+    costs: Costs
+    elsewhere_bytes: int
+    others: Iterator[tuple[Captured, Costs]]
+
+
+def study(
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    loss_fn: Callable[..., Any] | None = None,
+    example_targets: Any = (),
+    optimizer: torch.optim.Optimizer | None = None,
+    device: str | None = None,
+    reserve: int | str = "0",
+) -> Studied:
+    """Capture and cost a step as `fit` does, without planning it: a plan made for `captured.graph` is one that `fit` accepts."""
+    reserve_bytes = parse_bytes(reserve, what="reserve")
+    task, call = task_and_call(model, example_inputs, loss_fn, example_targets, optimizer, device, reserve_bytes)
+    with Progress("memfit") as progress, torch.enable_grad():
+        progress.update("tracing the model")
+        offers = ((c, task.costs(c, progress)) for c in task.offers(call))
+        captured, costs = next(offers)
+        whole = find_plan(captured.graph, costs, None, planner="keep_all").require_plan()
+        elsewhere_bytes = held_elsewhere(task, call, captured) + allocator_slack(captured, whole.timeline.peak_bytes)
+        return Studied(captured=captured, costs=costs, elsewhere_bytes=elsewhere_bytes, others=offers)
+
+
+def smallest_budget(graph: Graph, costs: Costs, *, time_limit_s: float) -> Outcome:
+    """The plan with the smallest peak that bisection finds in the time, and the proven minimum."""
+    begin = time.perf_counter()
+    best = find_plan(graph, costs, None, planner="keep_all")
+    low = find_plan(graph, costs, 0, time_limit_s=1).lower_bound_bytes
+    high = best.require_plan().timeline.peak_bytes
+    proven = low
+    while high - low > max(high // 100, 1) and time.perf_counter() - begin < time_limit_s:
+        middle = (low + high) // 2
+        outcome = find_plan(graph, costs, middle, time_limit_s=max(0.5, time_limit_s / 10))
+        proven = max(
+            proven, outcome.lower_bound_bytes if outcome.status is not Status.INFEASIBLE else max(middle + 1, outcome.lower_bound_bytes)
+        )
+        if outcome.plan is not None:
+            best, high = outcome, outcome.plan.timeline.peak_bytes
+        else:
+            low = middle
+    return replace(best, lower_bound_bytes=min(proven, high))
+
+
+def task_and_call(
+    model: nn.Module,
+    example_inputs: Any,
+    loss_fn: Callable[..., Any] | None,
+    example_targets: Any,
+    optimizer: Any,
+    device: str | None,
+    reserve: int = 0,
+) -> tuple[Task, Call]:
+    """What fit, estimate and frontier share: the arguments checked and put together."""
+    if not isinstance(model, nn.Module):
+        raise BadInput(f"model is a {type(model).__name__}, not an nn.Module.")
+    inputs = Inputs.of(example_inputs)
+    targets = tuple(example_targets) if isinstance(example_targets, (tuple, list)) else (example_targets,)
+    if targets and loss_fn is None:
+        raise BadInput("example_targets are given without loss_fn: pass loss_fn=..., or leave the targets out.")
+    task = Task(model=model, loss_fn=loss_fn, num_targets=len(targets), optimizer=optimizer, reserve_bytes=reserve, device=device)
+    return task, Call.flatten((*inputs.args, *targets), inputs.kwargs)
+
+
+def load_plan(plan: str | Path | Plan | None) -> Plan | None:
+    if plan is None or isinstance(plan, Plan):
+        return plan
+    return cast(Plan, load(plan, Plan))
+
+
+def _replayed(plan: Plan, offers: Iterable[tuple[Captured, Costs]], budget: Budget) -> tuple[Captured, Costs, Plan]:
+    """A saved plan, judged anew on this graph with this device's costs: a plan from a stranger is data."""
+    seen = ""
+    for captured, costs in offers:
+        seen = seen or captured.graph.digest
+        if plan.graph_digest == captured.graph.digest:
+            return captured, costs, _judged_here(plan, captured, costs, budget)
+    raise BadInput(
+        f"the plan is for graph {plan.graph_digest[:12]}, this model with these inputs is {seen[:12]}: another model, other shapes, other allow=, "
+        "another optimizer or loss, another torch version or another kind of device. Plan again with memfit plan, or leave out plan=."
+    )
+
+
+def _judged_here(plan: Plan, captured: Captured, costs: Costs, budget: Budget) -> Plan:
+    timeline = simulate(captured.graph, plan.schedule, costs)
+    limit = budget.device_bytes
+    if limit is not None and timeline.peak_bytes > limit:
+        raise BadInput(
+            f"the plan holds {format_bytes(timeline.peak_bytes)} on this device ({costs.device}; {format_bytes(plan.timeline.peak_bytes)} where it was "
+            f"made), and {format_bytes(limit)} are left of the budget: its ops need other workspaces here, or it was made for a larger budget. "
+            "Plan again with memfit plan, or give a larger budget."
+        )
+    return Plan(schedule=plan.schedule, timeline=timeline, planner=plan.planner, graph_digest=plan.graph_digest, budget=budget)
