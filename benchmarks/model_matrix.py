@@ -287,8 +287,8 @@ def write_table(rows: list[dict[str, Any]]) -> None:
         "",
         (__doc__ or "").split("Bytes.")[1].strip().join(("**Bytes.** ", "")),
         "",
-        f"torch {first.get('torch')}, {first.get('threads')} thread on a shared 2-core machine, seed 0, AdamW, planner `auto`. Command: "
-        f"`python -m benchmarks.model_matrix`; raw rows with commits in `{NAME}.jsonl`. Times are the fastest of three steps each, plain and "
+        f"torch {first.get('torch')}, {first.get('threads')} thread on a shared 2-core machine, seed 0, AdamW, planner `auto`. "
+        f"Raw rows in `{NAME}.jsonl`, made by {sources(rows)}. Planning had 6 s for each budget unless a command says otherwise. Times are the fastest of three steps each, plain and "
         "fitted in turns; other work ran on the machine, so a time ratio is good to about 10 %.",
         "",
         f"- **{len(fine)} of {len(models)} models work at every feasible budget** (a budget is infeasible where that is proven).",
@@ -306,6 +306,16 @@ def write_table(rows: list[dict[str, Any]]) -> None:
         *(f"- {r['model']} at {r['percent']} %: {r['status']}. {r.get('reason', '')}" for r in rows if r["status"] != "works"),
     ]
     (RESULTS / f"{NAME}.md").write_text("\n".join(lines) + "\n")
+
+
+def sources(rows: list[dict[str, Any]]) -> str:
+    """Which commands at which commits the rows come from: a table may be made of several runs."""
+    runs: dict[tuple[str, str], list[str]] = {}
+    for r in rows:
+        models = runs.setdefault((r["command"].strip(), r["commit"]), [])
+        if r["model"] not in models:
+            models.append(r["model"])
+    return "; ".join(f"`{command}` at {commit} ({len(models)} models)" for (command, commit), models in runs.items())
 
 
 def table_line(r: dict[str, Any]) -> str:
