@@ -7,6 +7,7 @@ result is an fx graph over aten ops with a description on every input and output
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,9 @@ class Joint:
     num_buffers: int
 
 
+_ONE_AT_A_TIME = threading.RLock()  # torch's tracer patches itself globally
+
+
 def trace(
     model: nn.Module,
     call: Call,
@@ -47,13 +51,14 @@ def trace(
     gpu_attention: bool = False,
 ) -> Joint:
     """Trace `model(call)`, or `loss_fn(model(inputs), *targets)` where the last `num_targets` positional arguments are targets."""
-    try:
-        return _trace_separate(model, call, loss_fn, num_targets, training, gpu_attention)
-    except _DataDependentError:
-        # Models ask torch.compiler.is_compiling() before they branch on values, and have another way then. Only on demand:
-        # the way without is the one the plain model takes, bit for bit.
-        with _compiling():
+    with _ONE_AT_A_TIME:
+        try:
             return _trace_separate(model, call, loss_fn, num_targets, training, gpu_attention)
+        except _DataDependentError:
+            # Models ask torch.compiler.is_compiling() before they branch on values, and have another way then. Only on demand:
+            # the way without is the one the plain model takes, bit for bit.
+            with _compiling():
+                return _trace_separate(model, call, loss_fn, num_targets, training, gpu_attention)
 
 
 def _trace_separate(

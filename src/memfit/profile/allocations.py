@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -54,6 +55,9 @@ class CudaMeter:
         return allocated - self._before, peak - self._before
 
 
+_ONE_AT_A_TIME = threading.RLock()  # torch's profiler crashes when two threads start or stop it together
+
+
 class CpuMeter:
     """Silent on file descriptor 2 from start to stop: the profiler greets there, and warns of blocks it did not see born."""
 
@@ -64,6 +68,7 @@ class CpuMeter:
         self._quiet = contextlib.ExitStack()
 
     def start(self) -> None:
+        self._quiet.enter_context(_ONE_AT_A_TIME)
         self._quiet.enter_context(_quiet())
         try:
             self._profiler.__enter__()
@@ -74,13 +79,13 @@ class CpuMeter:
     def stop(self) -> tuple[int, int]:
         try:
             self._profiler.__exit__(None, None, None)
+            events = [
+                (e.start_ns(), e.nbytes())
+                for e in self._profiler.profiler.kineto_results.events()
+                if e.name() == "[memory]" and e.device_type() == torch._C._autograd.DeviceType.CPU
+            ]
         finally:
             self._quiet.close()
-        events = [
-            (e.start_ns(), e.nbytes())
-            for e in self._profiler.profiler.kineto_results.events()
-            if e.name() == "[memory]" and e.device_type() == torch._C._autograd.DeviceType.CPU
-        ]
         events.sort(key=lambda x: x[0])  # stable: events of one instant stay in their order
         held = peak = 0
         for _, change in events:
