@@ -19,10 +19,10 @@ demo: setup
 	$(BIN)/memfit demo
 
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0
 
 test-full: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not gpu"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0 -m "not gpu"
 
 lint: setup
 	$(BIN)/ruff check .
