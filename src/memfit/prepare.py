@@ -56,8 +56,8 @@ class Task:
         return next(self.offers(call, accumulates=accumulates))
 
     def offers(self, call: Call, *, accumulates: bool = False) -> Iterator[Captured]:
-        """The step in forms that give the plain model's bits; then with forms that round otherwise; then with its loss in chunks,
-        or its largest convolutions in slices: choices so large that the planner makes them between captures."""
+        """The step as it is, where bounds are tightest; then with variants that give the same bits; then with those that round
+        otherwise; then with its loss in chunks or its largest convolutions in slices: choices too large to make op by op."""
         plain = capture(
             self.model,
             call,
@@ -68,16 +68,16 @@ class Task:
             reserve_bytes=self.reserve_bytes,
             gpu_attention=self.is_elsewhere,
         )
+        yield plain
         if "variants" not in self.allow:
-            yield plain
             return
-        yield add_variants(plain)
-        other = add_variants(plain, rounding=True)
-        if other.graph.digest != add_variants(plain).graph.digest:
-            yield other
-        for changed in (with_chunked_loss(plain), with_sliced_convolutions(plain)):
-            if changed is not None:
-                yield add_variants(changed, rounding=True)
+        seen = {plain.graph.digest}
+        forms = ((plain, False), (plain, True), (with_chunked_loss(plain), True), (with_sliced_convolutions(plain), True))
+        for captured, rounding in forms:
+            offer = None if captured is None else add_variants(captured, rounding=rounding)
+            if offer is not None and offer.graph.digest not in seen:
+                seen.add(offer.graph.digest)
+                yield offer
 
     @property
     def is_elsewhere(self) -> bool:
@@ -155,8 +155,10 @@ def best_plan(
     """A plan for the first offer that has one, or the fastest over all; without any, the weakest refusal: a proof must hold for all."""
     found: list[tuple[int, int]] = []
     tried: list[tuple[Captured, Costs, Outcome]] = []
+    share_s = settings.time_limit_s
     for captured, costs in offers:
-        outcome = plan_captured(captured, costs, budget, planner=settings.planner, time_limit_s=settings.time_limit_s, progress=progress)
+        share_s /= 2  # the first offer has half of the time, so that all of them together keep the limit
+        outcome = plan_captured(captured, costs, budget, planner=settings.planner, time_limit_s=share_s, progress=progress)
         tried.append((captured, costs, outcome))
         if outcome.plan is not None:
             found.append((outcome.plan.timeline.time_ns, len(tried) - 1))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from memfit.core.outcome import Outcome
+from memfit.core.outcome import Outcome, Status
 from memfit.planning.anytime import improve_until
-from memfit.planning.base import Problem
+from memfit.planning.base import Planner, Problem
+from memfit.planning.chain_dp import ChainDp
 from memfit.planning.cut_planner import LARGE, explore_chains, explore_cuts, explore_orders, explore_segments, explore_simple, outcome_of
+from memfit.planning.drop_cheap import DropCheap
+from memfit.planning.greedy import Greedy
 from memfit.planning.search import Search
+from memfit.planning.sqrt_segments import SqrtSegments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,4 +44,18 @@ class Portfolio:
             improve_until(search, seed=self.seed, patience=self.patience)
         except KeyboardInterrupt:
             problem.tell(search.best_time_ns if search.best is not None else None, search.bound_ns, "stopped: the best plan so far is kept")
-        return outcome_of(search, self.name)
+        outcome = outcome_of(search, self.name)
+        return _by_simpler_means(problem, outcome) if outcome.status is Status.UNKNOWN else outcome
+
+
+def _by_simpler_means(problem: Problem, outcome: Outcome) -> Outcome:
+    """Where the search found nothing and proved nothing, a plan by one of the simple planners, if one has it, under the search's bound."""
+    simple: tuple[Planner, ...] = (Greedy(), DropCheap(), ChainDp(), SqrtSegments())
+    for planner in simple:
+        found = planner.plan(problem)
+        if found.plan is not None:
+            bound = max(outcome.lower_bound_ns, found.lower_bound_ns)
+            gap = (found.plan.timeline.time_ns - bound) / bound if bound else None
+            floor = max(outcome.lower_bound_bytes, found.lower_bound_bytes)
+            return replace(found, lower_bound_ns=bound, lower_bound_bytes=floor, gap_fraction=gap, seconds=problem.seconds)
+    return outcome
