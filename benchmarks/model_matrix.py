@@ -290,7 +290,7 @@ def write_table(rows: list[dict[str, Any]]) -> None:
         f"torch {first.get('torch')}, {first.get('threads')} thread on a shared 2-core machine, seed 0, AdamW, planner `auto`. "
         f"Raw rows in `{NAME}.jsonl`, made by {sources(rows)}. Planning had 6 s for each budget unless a command says otherwise. "
         "Times are the fastest of three steps each, plain and "
-        "fitted in turns; other work ran on the machine, so a time ratio is good to about 10 %.",
+        "fitted in turns; other work ran on the machine, so single time ratios are noise (0.79 to 2.40); read the medians.",
         "",
         f"- **{len(fine)} of {len(models)} models work at every feasible budget** (a budget is infeasible where that is proven).",
         f"- Wrong gradients: {sum(r['status'] == 'wrong' for r in rows)}. Above budget: {sum(r['status'] == 'above budget' for r in rows)}. "

@@ -64,8 +64,8 @@ def fit(
     The budget covers parameters, gradients, optimizer state (give `optimizer`), inputs, activations, temporaries and
     library workspaces. With `loss_fn` the loss is planned too: `fitted(*inputs, *targets)` gives the loss. A loss outside
     has temporaries the plan cannot see: leave `reserve` bytes for them. Raises InfeasibleBudget before anything runs.
-    `allow`: "recompute"; "variants", other implementations of ops that give the same bits, and those that only round
-    otherwise where no plan fits without them; "rounding" takes the latter whenever they are faster.
+    `allow`: "recompute"; "variants", other implementations of ops where the plain ones have no plan, those with the same bits
+    first, then those that only round otherwise; "rounding" compares them all and takes the fastest.
     `check` compares the first step with the plain model: "auto" where that is small and fits, True where it fits, False never.
     """
     _check_options(model, engine, allow, check)
