@@ -75,7 +75,7 @@ def compare(peer: Peer, device: str, args: argparse.Namespace) -> Any:
     eager = timed(plain_step, model, device, parameter_bytes)
     yield {"what": "eager", **eager}
     reference = gradients(plain_step, model)
-    yield from planned(peer, model, inputs, targets, device, parameter_bytes, eager, reference, args, ready_peaks := {})
+    yield from planned(peer, model, inputs, targets, device, parameter_bytes, eager, reference, args)
     if args.skip_checkpoint:
         return
     num_blocks = checkpoint_blocks(model, peer.blocks)
@@ -85,7 +85,7 @@ def compare(peer: Peer, device: str, args: argparse.Namespace) -> Any:
     _clean(device)
     model = peer.build().to(device).train()
     fractions: dict[str, int] = {"at checkpoint's memory": checkpointed["peak_bytes"]}
-    yield from planned(peer, model, inputs, targets, device, parameter_bytes, eager, None, args, ready_peaks, fractions)
+    yield from planned(peer, model, inputs, targets, device, parameter_bytes, eager, None, args, fractions)
 
 
 def planned(
@@ -98,7 +98,6 @@ def planned(
     eager: dict[str, Any],
     reference: list[torch.Tensor] | None,
     args: argparse.Namespace,
-    peaks: dict[str, int],
     budgets: dict[str, int] | None = None,
 ) -> Any:
     """memfit at several budgets; capture and costs are made once."""

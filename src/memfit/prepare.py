@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
+from memfit.capture.aliases import granularity_of, round_up
 from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call, Inputs
 from memfit.capture.loss_head import with_chunked_loss
-from memfit.capture.lower import CUDA_GRANULARITY
 from memfit.capture.step import capture
 from memfit.capture.variants import add_variants, with_sliced_convolutions
 from memfit.core.budget import Budget
@@ -181,7 +181,7 @@ def held_elsewhere(task: Task, call: Call, captured: Captured) -> int:
     gradients = [p.grad for p in task.model.parameters()]
     ours = (*task.model.parameters(), *task.model.buffers(), *call.tensors, *gradients, *state)
     storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in ours if isinstance(t, torch.Tensor) and t.is_cuda}
-    rounded = sum(-(-size // CUDA_GRANULARITY) * CUDA_GRANULARITY for size in storages.values())
+    rounded = sum(round_up(size, granularity_of(captured.device)) for size in storages.values())
     return max(0, torch.cuda.memory_allocated(captured.device) - rounded)
 
 

@@ -50,5 +50,13 @@ def allocated_bytes(sample: torch.Tensor, granularity: int) -> int:
     return round_up(extent * sample.element_size(), granularity)
 
 
+CUDA_GRANULARITY = 512
+
+
+def granularity_of(device: torch.device) -> int:
+    """What the device's allocator rounds sizes up to."""
+    return CUDA_GRANULARITY if device.type == "cuda" else 1
+
+
 def round_up(num_bytes: int, granularity: int) -> int:
     return -(-num_bytes // granularity) * granularity

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from memfit.capture.aliases import allocated_bytes, round_up, viewed_argument
+from memfit.capture.aliases import allocated_bytes, granularity_of, round_up, viewed_argument
 from memfit.capture.captured import Captured, Convention, OpCall, Ref, Role
 from memfit.capture.faithful import real_sample, wide_output_bytes
 from memfit.capture.joint import Joint
@@ -26,8 +26,6 @@ from memfit.capture.optimizer import OptimizerBytes
 from memfit.capture.where import where_of
 from memfit.core.errors import Unsupported
 from memfit.core.graph import Graph, Kind, Op, Storage, Tensor
-
-CUDA_GRANULARITY = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +57,7 @@ class _Lowering:
     def __init__(self, joint: Joint, setting: Setting) -> None:
         self.joint, self.setting = joint, setting
         self.device = next((t.device for t in setting.sources if t.device.type != "meta"), torch.device("cpu"))
-        self.granularity = CUDA_GRANULARITY if self.device.type == "cuda" else 1
+        self.granularity = granularity_of(self.device)
         self.storages: list[Storage] = []
         self.tensors: list[Tensor] = []
         self.samples: list[torch.Tensor | None] = []

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from memfit.capture.aliases import round_up
 from memfit.core.errors import Unsupported
 
 SCALARS_BYTES = 16
@@ -93,7 +94,7 @@ class _Counter(TorchDispatchMode):
         return result
 
     def _add(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, -(-storage.nbytes() // self.granularity) * self.granularity
+        key, size = storage._cdata, round_up(storage.nbytes(), self.granularity)
         self.live.add(key)
         self.held += size
         self.peak = max(self.peak, self.held)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import torch
 
+from memfit.capture.aliases import granularity_of
 from memfit.capture.captured import Captured, OpCall
-from memfit.capture.lower import CUDA_GRANULARITY
 from memfit.core.graph import Graph, Kind, Op, Storage, Tensor, Variant
 
 
@@ -16,7 +16,7 @@ class Rewriter:
 
     def __init__(self, captured: Captured, *, least_bytes: int) -> None:
         self.captured, self.graph, self.least_bytes = captured, captured.graph, least_bytes
-        self.granularity = CUDA_GRANULARITY if captured.device.type == "cuda" else 1
+        self.granularity = granularity_of(captured.device)
         self._tensors, self._storages = list(self.graph.tensors), list(self.graph.storages)
         self._samples = list(captured.samples)
         self._variants: dict[int, list[tuple[Variant, OpCall]]] = {}

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from memfit.capture.aliases import CUDA_GRANULARITY
 from memfit.capture.captured import Captured
 from memfit.capture.cudnn import use_cudnn_batch_norm
 from memfit.capture.inputs import Call
 from memfit.capture.joint import trace
-from memfit.capture.lower import CUDA_GRANULARITY, Setting, lower
+from memfit.capture.lower import Setting, lower
 from memfit.capture.optimizer import optimizer_bytes
 
 

@@ -57,7 +57,6 @@ class Session:
         self.saved: list[Any] | None = None
         self.rng_at_start = get_state(self.captured.device)
         self.old_buffers: dict[int, torch.Tensor] = {}
-        self.new_buffers: dict[int, torch.Tensor] = {}
         self.outputs: list[torch.Tensor] = []
         self.watch: Watch | None = None
 
