@@ -1,93 +1,182 @@
-"""Reserved against allocated on a GPU: the caching allocator as it comes, with expandable segments, and the planned layout's height."""
+"""Reserved against allocated on a GPU: the caching allocator as it comes, expandable segments, and memfit's planned arena."""
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "src")]
+
+ALLOCATORS = ("default", "expandable", "arena")
+WARM_STEPS, TIMED_STEPS = 4, 8
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default="resnet50,unet,gpt2")
     parser.add_argument("--fraction", type=float, default=0.5, help="budget as a fraction of eager's activation bytes")
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--one", nargs=2, metavar=("MODEL", "ALLOCATOR"), help="measure one model in this process")
+    parser.add_argument("--output", type=Path, required=True, help="folder for plans, logs and reserved.jsonl")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the batch sizes")
+    parser.add_argument("--one", nargs=2, metavar=("MODEL", "ALLOCATOR"), help="measure one model in this process; allocator 'plan' plans")
     args = parser.parse_args()
-    if args.one:
-        print(json.dumps(measure(args.one[0], args.one[1], args.fraction)))
-        return
-    for name in args.models.split(","):
-        for allocator in ("default", "expandable"):
-            environment = dict(os.environ)
-            if allocator == "expandable":
-                environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
-            command = [sys.executable, __file__, "--fraction", str(args.fraction), "--one", name, allocator]
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-            line = (
-                done.stdout.strip().splitlines()[-1] if done.returncode == 0 else json.dumps({"model": name, "error": done.stderr[-400:]})
+    if args.one and args.one[1] == "plan":
+        make_plan(args.one[0], args.fraction, args.scale, args.output)
+    elif args.one:
+        row = measure(args.one[0], args.one[1], args.scale, args.output)
+        with locked(args.output), (args.output / "reserved.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(json.dumps(row), flush=True)
+    else:
+        args.output.mkdir(exist_ok=True)
+        names = args.models.split(",")
+        run_all(args, [(n, "plan") for n in names])
+        run_all(args, [(n, a) for n in names for a in ALLOCATORS])
+
+
+def run_all(args: argparse.Namespace, jobs: list[tuple[str, str]]) -> None:
+    """All at once: tracing takes most of the time, and the GPU is taken in turns."""
+    started = []
+    for model, allocator in jobs:
+        environment = dict(os.environ)
+        if allocator == "expandable":
+            environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+        command = [sys.executable, __file__, "--fraction", str(args.fraction), "--scale", str(args.scale), "--output", str(args.output)]
+        with (args.output / f"{model}-{allocator}.log").open("w") as log:
+            started.append(
+                (model, allocator, subprocess.Popen([*command, "--one", model, allocator], env=environment, stdout=log, stderr=log))
             )
-            print(line, flush=True)
-            if args.output:
-                with args.output.open("a") as file:
-                    file.write(line + "\n")
+    for model, allocator, process in started:
+        code = process.wait()
+        log = (args.output / f"{model}-{allocator}.log").read_text()
+        print(f"{model} {allocator}: {'done' if code == 0 else 'FAILED'} {log[-1500:] if code else ''}", flush=True)
 
 
-def measure(name: str, allocator: str, fraction: float) -> dict[str, Any]:
-    """Three steps under memfit.fit; what the allocator held and what it had taken from the device."""
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+class Training:
+    """A model of the published comparisons on the GPU."""
+
+    def __init__(self, name: str, scale: float) -> None:
+        import torch
+
+        from benchmarks.peers import PEERS
+
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        self.peer = PEERS[name]
+        torch.manual_seed(0)
+        self.model = self.peer.build().cuda()
+        self.inputs = self.peer.inputs("cuda", scale)
+        self.targets = self.peer.targets("cuda", scale) or self.inputs
+        self.fixed_bytes = torch.cuda.memory_allocated()
+
+    def autocast(self) -> Any:
+        import torch
+
+        return torch.autocast("cuda", torch.bfloat16, enabled=self.peer.autocast)
+
+    def fit(self, **options: Any) -> Any:
+        import memfit
+
+        with self.autocast():
+            return memfit.fit(
+                self.model, self.inputs, loss_fn=self.peer.loss, example_targets=self.targets, check=False, allow=("recompute",), **options
+            )
+
+    def step(self, fitted: Any) -> Any:
+        self.model.zero_grad(set_to_none=True)
+        with self.autocast():
+            loss = fitted(*self.inputs, *self.targets)
+        loss.backward()
+        return loss
+
+
+def make_plan(name: str, fraction: float, scale: float, folder: Path) -> None:
+    """One plan per model, which every allocator then runs."""
+    import memfit
+
+    training = Training(name, scale)
+    with locked(folder):  # op times are measured here
+        whole = training.fit(budget=2**50)
+    peak = whole.plan.timeline.peak_bytes
+    budget = training.fixed_bytes + int((peak - training.fixed_bytes) * fraction)
+    fitted = training.fit(budget=budget, time_limit_s=6)
+    memfit.save(fitted.plan, folder / f"{name}.plan.json", force=True)
+    (folder / f"{name}.json").write_text(json.dumps({"budget_bytes": budget, "keep_all_peak_bytes": peak}))
+
+
+def measure(name: str, allocator: str, scale: float, folder: Path) -> dict[str, Any]:
+    """Some steps under memfit.fit; what the allocator held, what it had taken from the device, and the time of a step."""
     import torch
 
     import memfit
-    from benchmarks.peers import PEERS
     from memfit.core.lifetimes import lifetimes, max_load
     from memfit.planning.layout import layout_plan
 
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    peer = PEERS[name]
-    torch.manual_seed(0)
-    model = peer.build().cuda()
-    inputs = peer.inputs("cuda", 1.0)
-    targets = peer.targets("cuda", 1.0) or inputs
-    fixed = torch.cuda.memory_allocated()
-    with torch.autocast("cuda", torch.bfloat16, enabled=peer.autocast):
-        whole = memfit.fit(model, inputs, budget=2**50, loss_fn=peer.loss, example_targets=targets, check=False, allow=("recompute",))
-        budget = fixed + int((whole.plan.timeline.peak_bytes - fixed) * fraction)
-        fitted = memfit.fit(
-            model, inputs, budget=budget, loss_fn=peer.loss, example_targets=targets, check=False, allow=("recompute",), time_limit_s=6
-        )
-    torch.cuda.empty_cache()
-    peaks = []
-    for _ in range(4):
-        model.zero_grad(set_to_none=True)
-        torch.cuda.reset_peak_memory_stats()
-        with torch.autocast("cuda", torch.bfloat16, enabled=peer.autocast):
-            loss = fitted(*inputs, *targets)
-        loss.backward()
-        torch.cuda.synchronize()
-        peaks.append((torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()))
-    stats = torch.cuda.memory_stats()
+    ours = memfit.use_planned_arena() if allocator == "arena" else None
+    training = Training(name, scale)
+    planned = json.loads((folder / f"{name}.json").read_text())
+    fitted = training.fit(budget=2**50, plan=folder / f"{name}.plan.json")
     ready = fitted._memfit._current().ready
     items = lifetimes(ready.captured.graph, fitted.plan.schedule, ready.costs)
-    layout = layout_plan(ready.captured.graph, fitted.plan.schedule, ready.costs)
-    return {
+    layout = layout_plan(ready.captured.graph, fitted.plan.schedule, ready.costs, alignment_bytes=512)
+    with locked(folder):
+        torch.cuda.empty_cache()
+        steps, times, losses = [], [], []
+        for k in range(WARM_STEPS + TIMED_STEPS):
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            began = time.perf_counter()
+            loss = training.step(fitted)
+            torch.cuda.synchronize()
+            if k >= WARM_STEPS:
+                times.append(time.perf_counter() - began)
+            losses.append(loss.item())
+            del loss
+            steps.append((torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()))
+        free, total = torch.cuda.mem_get_info()
+        gradient = sum(p.grad.double().abs().sum().item() for p in training.model.parameters() if p.grad is not None)
+    row = {
         "model": name,
         "allocator": allocator,
-        "budget_bytes": budget,
+        **planned,
         "predicted_peak_bytes": fitted.report().predicted_peak_bytes,
-        "allocated_bytes_per_step": [a for a, _ in peaks],
-        "reserved_bytes_per_step": [r for _, r in peaks],
+        "fixed_bytes": training.fixed_bytes,
+        "allocated_bytes_per_step": [a for a, _ in steps],
+        "reserved_bytes_per_step": [r for _, r in steps],
+        "driver_used_bytes": total - free,
         "planned_allocations": len(items),
         "planned_max_load_bytes": max_load(items),
         "planned_height_bytes": layout.height_bytes,
-        "allocator_calls_per_step": stats["allocation.all.allocated"] // 4,
-        "fixed_bytes": fixed,
+        "step_ms": sorted(1e3 * t for t in times),
+        "losses": losses,
+        "gradient_sum": gradient,
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(),
     }
+    if ours is not None:
+        step = ready.arena
+        verdict = step.last
+        row |= {
+            "arena_height_bytes": step.height_bytes,
+            "arena_bytes": ours.stats().arena_bytes,
+            "packings": step.num_packings,
+            "last_run": {n: getattr(verdict, n) for n in verdict.__slots__},
+        }
+    return row
 
 
 if __name__ == "__main__":

@@ -53,6 +53,7 @@ _HOME = {
     "register_backend": "memfit.backend",
     "Inputs": "memfit.capture.inputs",
     "run_chain": "memfit.execute.chain",
+    "use_planned_arena": "memfit.execute.arena",
 }
 
 _ROOMS = ("chain", "tasks")  # libraries of their own: memfit.tasks.assembly_tree(...)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -27,9 +28,11 @@ from memfit.core.outcome import Outcome, Status
 from memfit.core.plan import Plan
 from memfit.core.simulate import simulate
 from memfit.core.units import format_bytes, parse_bytes
+from memfit.execute.arena import BLOCK_BYTES, StepArena, installed
 from memfit.execute.codegen import generate
 from memfit.execute.session import Ready
 from memfit.planning import plan as find_plan
+from memfit.planning.layout import tight_layout
 from memfit.planning.portfolio import Portfolio
 from memfit.profile.measured import measured
 from memfit.profile.roofline import roofline
@@ -129,7 +132,17 @@ def make_ready(
             base_time_ns=whole.timeline.compute_time_ns,
             elsewhere_bytes=elsewhere_bytes,
             margin_bytes=margin_bytes,
+            arena=planned_arena(captured.device),
         )
+
+
+def planned_arena(device: torch.device) -> StepArena | None:
+    """Where a step's allocations will lie, if the process asked for it with `use_planned_arena`."""
+    allocator = installed()
+    if allocator is None or device.type != "cuda":
+        return None
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    return StepArena(allocator, index, partial(tight_layout, alignment_bytes=BLOCK_BYTES))
 
 
 def allocator_slack(captured: Captured, peak_bytes: int) -> int:

@@ -18,6 +18,7 @@ from memfit.capture.captured import Captured, Ref
 from memfit.core.costs import Costs
 from memfit.core.errors import Unsupported
 from memfit.core.plan import Plan
+from memfit.execute.arena import Run, StepArena
 from memfit.execute.codegen import Program
 from memfit.execute.rng import Replay, get_state, set_state
 
@@ -36,6 +37,7 @@ class Ready:
     base_time_ns: int
     elsewhere_bytes: int = 0  # held by the process outside the step
     margin_bytes: int = 0  # of the budget, left for the allocator's slack
+    arena: StepArena | None = None  # where the step's allocations lie, after `use_planned_arena`
 
 
 class Watch(Protocol):
@@ -59,6 +61,7 @@ class Session:
         self.old_buffers: dict[int, torch.Tensor] = {}
         self.outputs: list[torch.Tensor] = []
         self.watch: Watch | None = None
+        self.arena_run: Run | None = None
 
     def forward(self) -> list[torch.Tensor]:
         """The model's output tensors; buffers are updated here, once, after everything that can fail."""
@@ -86,7 +89,8 @@ class Session:
     def _run_forward(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         self.rng = Replay(self.captured.device)
         sources = [*self.sources, *self.captured.convention.constants]
-        with torch._C._DisableAutocast():  # the casts are in the plan
+        self.arena_run = self.ready.arena.start() if self.ready.arena is not None else None
+        with self.arena_run or nullcontext(), torch._C._DisableAutocast():  # the casts are in the plan
             outputs, mutations, self.saved = self.ready.program.forward(sources, self.rng)
         return outputs, mutations
 
@@ -108,8 +112,10 @@ class Session:
     def _run_backward(self, tangents: list[torch.Tensor], sink: GradientSink) -> None:
         assert self.ready.program.backward is not None
         saved, self.saved = self.saved, None
-        with torch._C._DisableAutocast():
+        with self.arena_run or nullcontext(), torch._C._DisableAutocast():
             self.ready.program.backward(saved, tangents, sink.put, self.rng)
+        if self.arena_run is not None:
+            self.arena_run.finish()
 
     def _repeat(self, tangents: list[torch.Tensor], sink: GradientSink) -> None:
         """After running out of memory in the middle of backward: the whole step again; gradients already put are skipped."""

@@ -67,6 +67,7 @@ class Report:
     num_shapes: int
     check: str
     notes: tuple[str, ...]
+    arena_bytes: int | None = None  # height of the planned arena, after `use_planned_arena` and two steps
 
     def as_data(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -81,6 +82,8 @@ class Report:
             f"recompute  {format_percent(self.overhead_fraction)} more op time, planner {self.planner}, {self.num_shapes} shape(s)",
             f"check      {self.check}",
         ]
+        if self.arena_bytes is not None:
+            lines.append(f"arena      {format_bytes(self.arena_bytes)} at planned offsets")
         return "\n".join([*lines, *(f"note       {n}" for n in self.notes)])
 
 
@@ -251,6 +254,7 @@ class Stepper:
             num_shapes=len(self.shapes),
             check=shape.verdict.sentence() if shape.verdict else "not run",
             notes=tuple(shape.notes),
+            arena_bytes=shape.ready.arena.height_bytes if shape.ready.arena is not None else None,
         )
 
 

@@ -12,7 +12,7 @@ from memfit.core.packing import Buffer, Packing, check_packing
 from memfit.planning.layout.colours import Colouring, colour_graph
 from memfit.planning.layout.csv_file import read_buffers
 from memfit.planning.layout.door import pack
-from memfit.planning.layout.schedule import Allocation, allocations, buffers_of, layout_of, layout_plan, with_layout
+from memfit.planning.layout.schedule import Allocation, allocations, buffers_of, layout_of, layout_plan, tight_layout, with_layout
 
 __all__ = [
     "Allocation",
@@ -27,5 +27,6 @@ __all__ = [
     "layout_plan",
     "pack",
     "read_buffers",
+    "tight_layout",
     "with_layout",
 ]

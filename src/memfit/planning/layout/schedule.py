@@ -78,16 +78,28 @@ def layout_of(items: Sequence[Lifetime], *, time_limit_s: float = 10.0, alignmen
     return layout
 
 
-def with_layout(graph: Graph, plan: Plan, costs: Costs | None = None, *, alignment_bytes: int = 1, search_s: float = SEARCH_S) -> Plan:
-    """The plan with a layout: greedy, and `search_s` of search if that wastes much or does not fit beside what the caller holds."""
-    items = lifetimes(graph, plan.schedule, costs)
+def tight_layout(
+    items: Sequence[Lifetime], *, alignment_bytes: int = 1, search_s: float = SEARCH_S, limit_bytes: int | None = None
+) -> Layout:
+    """Greedy, and `search_s` of search if that wastes more than QUICK_GAP_FRACTION or lies above `limit_bytes`."""
     layout = layout_of(items, time_limit_s=QUICK_S, alignment_bytes=alignment_bytes, search=False)
-    held = sum(graph.storages[s].size_bytes for s in {graph.storage_of(t) for t in graph.sources})
-    limit = plan.budget.device_bytes
     wasteful = layout.height_bytes > (1 + QUICK_GAP_FRACTION) * max_load(items)
-    if wasteful or (limit is not None and held + layout.height_bytes > limit):
+    if wasteful or (limit_bytes is not None and layout.height_bytes > limit_bytes):
         better = layout_of(items, time_limit_s=search_s, alignment_bytes=alignment_bytes)
         layout = min(layout, better, key=lambda found: found.height_bytes)
+    return layout
+
+
+def with_layout(graph: Graph, plan: Plan, costs: Costs | None = None, *, alignment_bytes: int = 1, search_s: float = SEARCH_S) -> Plan:
+    """The plan with a layout: greedy, and `search_s` of search if that wastes much or does not fit beside what the caller holds."""
+    held = sum(graph.storages[s].size_bytes for s in {graph.storage_of(t) for t in graph.sources})
+    limit = plan.budget.device_bytes
+    layout = tight_layout(
+        lifetimes(graph, plan.schedule, costs),
+        alignment_bytes=alignment_bytes,
+        search_s=search_s,
+        limit_bytes=None if limit is None else limit - held,
+    )
     return replace(plan, layout=layout)
 
 
