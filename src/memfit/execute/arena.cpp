@@ -1,8 +1,8 @@
 // The allocator behind planned arenas: records what one training step allocates, and replays planned offsets in one arena.
 //
 //     thread inside a run ──> k-th allocation ──> planned size, range free, same stream? ── yes ──> arena + offset[k]
-//                                                                                        └─ no ──> pool (cudaMallocAsync)
-//     any other thread, or outside a run ───────────────────────────────────────────────────────> pool
+//                                                                                        └─ no ──> scratch pool
+//     any other thread, or outside a run; planned to outlive the step ───────────────────────────> lasting pool
 //
 // Safety does not rest on the recording: an address range of the arena is handed out only while no live block lies in it,
 // whatever the sequence of calls, and only to the stream whose earlier work used it. A wrong plan costs memory, never data.
@@ -71,13 +71,14 @@ struct Block {
   int device;
   Stream stream;
   Arena* arena;
+  Pool pool;  // where there is no arena
   size_t offset;
   int64_t run;
   size_t index;
   std::vector<Stream> readers;  // other streams that still read it
 };
 
-struct Counters { size_t allocated, allocated_peak, pool_live, reserved_peak, limit, num_allocations, num_in_arena; };
+struct Counters { size_t allocated, allocated_peak, pool_live[2], reserved_peak, limit, num_allocations, num_in_arena; };
 
 struct Books {
   std::mutex mutex;
@@ -106,7 +107,8 @@ size_t arena_bytes(const Books& b, int device) {
 }
 
 size_t reserved_bytes(const Books& b, int device) {
-  return arena_bytes(b, device) + pool_bytes(device, b.counters[device].pool_live);
+  const size_t* live = b.counters[device].pool_live;
+  return arena_bytes(b, device) + pool_bytes(kLasting, device, live[kLasting]) + pool_bytes(kScratch, device, live[kScratch]);
 }
 
 void note_reserved(Books& b, int device) {
@@ -115,8 +117,13 @@ void note_reserved(Books& b, int device) {
   if (now > c.reserved_peak) c.reserved_peak = now;
 }
 
-// The planned place of this allocation, or nullptr: not planned, or somebody still lies there.
-Arena* place(Books& b, Run& run, size_t size, int device, Stream stream, size_t* offset) {
+void trim_pools(int device) {
+  pool_trim(kLasting, device);
+  pool_trim(kScratch, device);
+}
+
+// The planned place of this allocation, or nullptr: not planned, planned for a pool, or somebody still lies there.
+Arena* place(Books& b, Run& run, size_t size, int device, Stream stream, size_t* offset, Pool* pool) {
   auto found = b.programs.find(run.program);
   if (found == b.programs.end() || found->second.device != device || found->second.sizes.empty()) return nullptr;
   const Program& program = found->second;
@@ -126,6 +133,7 @@ Arena* place(Books& b, Run& run, size_t size, int device, Stream stream, size_t*
   run.skipped += int64_t(k - run.cursor);
   run.cursor = k + 1;
   Arena* arena = b.current[device].get();
+  if (program.offsets[k] == kElsewhere) *pool = kLasting;
   if (program.offsets[k] == kElsewhere || !arena) return nullptr;
   size_t from = size_t(program.offsets[k]);
   if (from + size > arena->size || !arena->is_free(from, from + size)) { ++run.collisions; return nullptr; }
@@ -152,15 +160,15 @@ void* out_of_memory(const Books& b, size_t size, int device) {
 #endif
 }
 
-void* take_from_pool(Books& b, size_t size, int device, Stream stream) {
+void* take_from_pool(Books& b, Pool pool, size_t size, int device, Stream stream) {
   Counters& c = b.counters[device];
-  bool allowed = !c.limit || arena_bytes(b, device) + c.pool_live + size <= c.limit;
-  void* p = allowed ? pool_take(size, device, stream) : nullptr;
+  bool allowed = !c.limit || arena_bytes(b, device) + c.pool_live[kLasting] + c.pool_live[kScratch] + size <= c.limit;
+  void* p = allowed ? pool_take(pool, size, device, stream) : nullptr;
   if (!p && allowed) {
-    pool_trim(device);
-    p = pool_take(size, device, stream);
+    trim_pools(device);
+    p = pool_take(pool, size, device, stream);
   }
-  if (p) c.pool_live += size;
+  if (p) c.pool_live[pool] += size;
   return p;
 }
 
@@ -187,7 +195,7 @@ bool fit_arena(Books& b, int device) {
     release_if_retired(b, old);
   }
   if (!wanted) return true;
-  pool_trim(device);
+  trim_pools(device);
   void* base = arena_take(wanted, device);
   if (base) current.reset(new Arena{static_cast<char*>(base), wanted, nullptr, {}});
   note_reserved(b, device);
@@ -207,14 +215,14 @@ extern "C" void* memfit_alloc(size_t size, int device, Stream stream) {
   size = round_up(size, kBlock);
   auto run = inside ? b.runs.find(inside) : b.runs.end();
   bool in_run = run != b.runs.end() && !run->second.is_over;
-  Block block{size, device, stream, nullptr, 0, 0, 0, {}};
-  if (in_run) block.arena = place(b, run->second, size, device, stream, &block.offset);
+  Block block{size, device, stream, nullptr, in_run ? kScratch : kLasting, 0, 0, 0, {}};
+  if (in_run) block.arena = place(b, run->second, size, device, stream, &block.offset, &block.pool);
   void* p;
   if (block.arena) {
     p = block.arena->base + block.offset;
     block.arena->live.emplace(block.offset, block.offset + size);
   } else {
-    p = take_from_pool(b, size, device, stream);
+    p = take_from_pool(b, block.pool, size, device, stream);
     if (!p) return out_of_memory(b, size, device);
   }
   if (in_run) {
@@ -249,7 +257,7 @@ extern "C" void memfit_free(void* p, size_t, int, Stream) {
     release_if_retired(b, block.arena);
   } else {
     pool_give(p, block.size, block.device, block.stream);
-    b.counters[block.device].pool_live -= block.size;
+    b.counters[block.device].pool_live[block.pool] -= block.size;
   }
 }
 
@@ -270,7 +278,7 @@ extern "C" void memfit_set_fraction(double fraction, int device) {
 extern "C" void memfit_empty() {
   Books& b = books();
   std::lock_guard<std::mutex> lock(b.mutex);
-  for (int device = 0; device < kMaxDevices; ++device) if (b.counters[device].num_allocations) pool_trim(device);
+  for (int device = 0; device < kMaxDevices; ++device) if (b.counters[device].num_allocations) trim_pools(device);
 }
 
 // -- what memfit calls -----------------------------------------------------------------------------------------------
@@ -308,6 +316,16 @@ extern "C" int memfit_commit(int64_t id, int64_t count, const int64_t* sizes, co
   program.offsets.clear();
   program.height = 0;
   return 0;
+}
+
+// Between steps that keep to their plan: what is left of an earlier recording goes back to the driver.
+extern "C" void memfit_tidy(int64_t id) {
+  Books& b = books();
+  std::lock_guard<std::mutex> lock(b.mutex);
+  auto found = b.programs.find(id);
+  if (found == b.programs.end()) return;
+  int device = found->second.device;
+  if (!b.counters[device].pool_live[kScratch] && pool_bytes(kScratch, device, 0)) pool_trim(kScratch, device);
 }
 
 extern "C" int64_t memfit_new_run(int64_t program) {

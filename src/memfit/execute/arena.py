@@ -72,6 +72,7 @@ class StepArena:
     def settle(self, run: int) -> None:
         verdict = self.last = self.library.verdict(run)
         if (self.height_bytes is not None and verdict.is_clean) or self.num_packings >= _MAX_PACKINGS:
+            self.library.functions.memfit_tidy(self.program)
             return
         rows, end = self.library.read_run(run, verdict.made)
         sizes = np.ascontiguousarray(rows[:, 0])

@@ -1,4 +1,7 @@
-// The device under arena.cpp: a pool that serves any size (cudaMallocAsync), and arenas (cudaMalloc).
+// The device under arena.cpp: two pools that serve any size (cudaMallocFromPoolAsync), and arenas (cudaMalloc).
+//
+// What a step allocates outside its arena comes from a pool of its own: memory that stays (parameters, optimizer state) would
+// otherwise settle between blocks of the recorded first step and keep their chunks from being given back.
 //
 // With MEMFIT_MALLOC both are the heap, so that the bookkeeping is tested on a CPU.
 
@@ -19,6 +22,7 @@ using Stream = void*;
 constexpr size_t kBlock = 512;             // every size is a multiple, so every address is one too
 constexpr size_t kPage = size_t(2) << 20;  // what the driver rounds an arena to
 constexpr int kMaxDevices = 64;
+enum Pool { kLasting = 0, kScratch = 1 };
 
 #ifdef MEMFIT_MALLOC
 
@@ -29,10 +33,10 @@ void* heap_take(size_t size) {
   heap_used += size;
   return std::aligned_alloc(kBlock, size);
 }
-void* pool_take(size_t size, int, Stream) { return heap_take(size); }
+void* pool_take(Pool, size_t size, int, Stream) { return heap_take(size); }
 void pool_give(void* p, size_t size, int, Stream) { heap_used -= size; std::free(p); }
-void pool_trim(int) {}
-size_t pool_bytes(int, size_t live) { return live; }
+void pool_trim(Pool, int) {}
+size_t pool_bytes(Pool, int, size_t live) { return live; }
 void* arena_take(size_t size, int) { return heap_take(size); }
 void arena_give(void* p, size_t size, int) { heap_used -= size; std::free(p); }
 void wait_for(Stream, int) {}
@@ -44,11 +48,11 @@ size_t total_bytes(int) { return heap_limit; }
 struct Runtime {
   int (*get_device)(int*);
   int (*set_device)(int);
-  int (*malloc_async)(void**, size_t, Stream);
+  int (*malloc_async)(void**, size_t, void*, Stream);
   int (*free_async)(void*, Stream);
   int (*malloc_now)(void**, size_t);
   int (*free_now)(void*);
-  int (*default_pool)(void**, int);
+  int (*create_pool)(void**, const void*);
   int (*set_attribute)(void*, int, void*);
   int (*get_attribute)(void*, int, void*);
   int (*trim_to)(void*, size_t);
@@ -69,19 +73,27 @@ struct OnDevice {  // frees may come while another device is current
   ~OnDevice() { if (before != wanted) cuda.set_device(before); }
 };
 
-void* pool_of(int device) {
-  static void* pools[kMaxDevices] = {};
-  if (!pools[device]) {
+struct PoolProperties {  // cudaMemPoolProps, with room for fields of later versions, all zero
+  int allocation_type = 1, handle_types = 0, location_type = 1, device = 0;  // pinned, none, a device
+  unsigned char rest[240] = {};
+};
+
+void* pool_of(Pool which, int device) {
+  static void* pools[kMaxDevices][2] = {};
+  void*& pool = pools[device][which];
+  if (!pool) {
+    PoolProperties properties;
+    properties.device = device;
     uint64_t keep_all = UINT64_MAX;  // a pool gives nothing back by itself: that would cost a device-wide wait
-    if (cuda.default_pool(&pools[device], device) == 0) cuda.set_attribute(pools[device], kReleaseThreshold, &keep_all);
+    if (cuda.create_pool(&pool, &properties) == 0) cuda.set_attribute(pool, kReleaseThreshold, &keep_all);
+    else cuda.last_error();
   }
-  return pools[device];
+  return pool;
 }
-void* pool_take(size_t size, int device, Stream stream) {
+void* pool_take(Pool which, size_t size, int device, Stream stream) {
   OnDevice guard(device);
-  pool_of(device);
-  void* p = nullptr;
-  if (cuda.malloc_async(&p, size, stream) == 0) return p;
+  void *p = nullptr, *pool = pool_of(which, device);
+  if (pool && cuda.malloc_async(&p, size, pool, stream) == 0) return p;
   cuda.last_error();
   return nullptr;
 }
@@ -89,14 +101,14 @@ void pool_give(void* p, size_t, int device, Stream stream) {
   OnDevice guard(device);
   cuda.free_async(p, stream);
 }
-void pool_trim(int device) {
+void pool_trim(Pool which, int device) {
   OnDevice guard(device);
   cuda.device_wait();
-  cuda.trim_to(pool_of(device), 0);
+  if (void* pool = pool_of(which, device)) cuda.trim_to(pool, 0);
 }
-size_t pool_bytes(int device, size_t) {
+size_t pool_bytes(Pool which, int device, size_t) {
   uint64_t bytes = 0;
-  cuda.get_attribute(pool_of(device), kReservedNow, &bytes);
+  if (void* pool = pool_of(which, device)) cuda.get_attribute(pool, kReservedNow, &bytes);
   return bytes;
 }
 void* arena_take(size_t size, int device) {
@@ -137,9 +149,9 @@ extern "C" int memfit_bind(const char* library) {
     return function != nullptr;
   };
   return look_up("cudaGetDevice", cuda.get_device) && look_up("cudaSetDevice", cuda.set_device) &&
-      look_up("cudaMallocAsync", cuda.malloc_async) && look_up("cudaFreeAsync", cuda.free_async) &&
+      look_up("cudaMallocFromPoolAsync", cuda.malloc_async) && look_up("cudaFreeAsync", cuda.free_async) &&
       look_up("cudaMalloc", cuda.malloc_now) && look_up("cudaFree", cuda.free_now) &&
-      look_up("cudaDeviceGetDefaultMemPool", cuda.default_pool) && look_up("cudaMemPoolSetAttribute", cuda.set_attribute) &&
+      look_up("cudaMemPoolCreate", cuda.create_pool) && look_up("cudaMemPoolSetAttribute", cuda.set_attribute) &&
       look_up("cudaMemPoolGetAttribute", cuda.get_attribute) && look_up("cudaMemPoolTrimTo", cuda.trim_to) &&
       look_up("cudaStreamSynchronize", cuda.stream_wait) && look_up("cudaDeviceSynchronize", cuda.device_wait) &&
       look_up("cudaGetLastError", cuda.last_error) && look_up("cudaMemGetInfo", cuda.memory_info);

@@ -31,6 +31,7 @@ _PROTOTYPES: dict[str, tuple[Any, ...]] = {  # result, arguments
     "memfit_new_program": (_ID, ctypes.c_int),
     "memfit_drop_program": (None, _ID),
     "memfit_commit": (ctypes.c_int, _ID, _ID, _PLACE, _PLACE, _ID),
+    "memfit_tidy": (None, _ID),
     "memfit_new_run": (_ID, _ID),
     "memfit_enter": (_ID, _ID),
     "memfit_finish_run": (None, _ID),
