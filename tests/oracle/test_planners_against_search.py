@@ -56,6 +56,15 @@ def test_cut_lp_is_right_on_small_graphs(shape: Shape | None, least: float) -> N
     assert sum(found) >= least * len(found), f"only {sum(found)} of {len(found)} plans are the best ones"
 
 
+@pytest.mark.parametrize("shape", [None, SMALL_PLAIN, VARIANTS, SMALL_FULL], ids=["training", "plain", "variants", "full"])
+def test_auto_is_right_on_small_graphs(shape: Shape | None) -> None:
+    """With whole cuts, chains of them, other orders and local search: bounds from branch and bound must hold too."""
+    results = [_check(seed, shape, "auto") for seed in range(500, 530)]
+    found = [exact for ok, exact in results if ok]
+    assert len(found) >= 3
+    assert sum(found) >= 0.8 * len(found), f"only {sum(found)} of {len(found)} plans are the best ones"
+
+
 @pytest.mark.parametrize("planner", ["checkmate", "checkmate_rounding", "monet", "cp_sat", "greedy", "sqrt_segments", "drop_cheap"])
 def test_baselines_are_never_wrong(planner: str) -> None:
     results = [_check(seed, shape, planner) for seed in range(25) for shape in (None, SMALL_PLAIN)]

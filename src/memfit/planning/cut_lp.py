@@ -18,7 +18,10 @@ producers) nothing changes. A recomputation is a b and an r of the same op.
 A chain of cuts, each of which can only come after the one before, repeats the middle: k of cut j + 1 comes from k of cut j
 and from what runs between them. That sees a value recomputed twice, which one cut cannot; it pays off near the floor.
 
-The bound reported is not the solver's float but the Lagrangian value of its dual, which is valid whatever the solver's
+With k whole (`solve_whole`) it is a 0-1 program that HiGHS closes in tenths of a second for a few cuts: its solution can be
+played as it is, and where that fits the budget it is optimal (`refine.py` adds cuts until it does).
+
+The LP's bound is not the solver's float but the Lagrangian value of its dual, which is valid whatever the solver's
 tolerance. Where no k fits, the least memory of the same program is the proof.
 """
 
@@ -32,23 +35,40 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import csr_matrix, vstack
 
+from memfit.planning.branch_and_bound import solve_mixed
 from memfit.planning.floor import required_for, required_storages
 from memfit.planning.model import Flags, Floats, Ints, Model
 
 _SAFETY = 1e-9
 """Relative rounding that a bound is lowered by before it is turned into a whole number."""
+_WHOLE_GAP = 1e-5
+_WHOLE_SAFETY = 1e-5
+"""A bound from a branch-and-bound tree has no short certificate: it is lowered by more than the solver's tolerances."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutSolution:
-    """The LP's values: `keep[j][s]` at cut j, `before[f]`, `at[f]` and `after[f]`; `bound_ns` holds for every plan inside the budget."""
+    """The program's values: `keep[j][s]` and `at[j][f]` at cut j, `runs[j][f]` in the stage before it (and after the last).
+
+    `bound_ns` holds for every plan inside the budget; `time_ns` is what the values themselves take.
+    """
 
     cuts: tuple[int, ...]
     bound_ns: int
+    time_ns: int
     keep: tuple[Floats, ...]
-    before: Floats
-    at: Floats
-    after: Floats
+    runs: tuple[Floats, ...]
+    at: tuple[Floats, ...]
+
+    @property
+    def total(self) -> Floats:
+        """How often each form runs at all."""
+        return np.asarray(np.sum((*self.runs, *self.at), axis=0))
+
+    @property
+    def again(self) -> Floats:
+        """How often each form runs after the first cut: by what dropped values come back."""
+        return np.asarray(np.sum(self.runs[1:], axis=0))
 
 
 def runnable_without(model: Model, cut: int) -> Flags:
@@ -211,23 +231,42 @@ class CutProgram:
 
     def solve(self, limit_bytes: int, *, time_limit_s: float = 60.0) -> CutSolution | None:
         """The cheapest way through the cuts, or None when nothing fits (`least_bytes` then proves it) or time is up."""
-        room = float(limit_bytes - self.model.arrays.base_bytes)
-        if room < 0:
+        if limit_bytes < self.model.arrays.base_bytes:
             return None
-        scale = max(room, 1.0)
-        matrix = vstack((self.flow, *(csr_matrix((row / scale).reshape(1, -1)) for row in self.memory)), format="csr")
-        right = np.array([*self.right, *(room / scale for _ in self.memory)])
+        matrix, right = self._within(limit_bytes)
         found = linprog(self.cost, A_ub=matrix, b_ub=right, bounds=(0, 1), method="highs", options={"time_limit": max(time_limit_s, 0.05)})
         if found.x is None or found.status != 0:
             return None
         bound = self._lagrangian(self.cost, matrix, right, -found.ineqlin.marginals) * self.time_scale
+        return self._solution(found.x, bound - _SAFETY * self.time_scale)
+
+    def solve_whole(self, limit_bytes: int, *, time_limit_s: float) -> CutSolution | None:
+        """The same with every storage kept or not, nothing half: what comes out can be played as it is, and the bound is higher."""
+        if limit_bytes < self.model.arrays.base_bytes:
+            return None
+        whole = np.zeros(self.num_variables, np.bool_)
+        for numbers in self.keep:
+            whole[numbers[numbers >= 0]] = True
+        found = solve_mixed(self.cost, *self._within(limit_bytes), whole, time_limit_s=time_limit_s, gap=_WHOLE_GAP)
+        if found.x is None:
+            return None
+        return self._solution(found.x, found.bound * self.time_scale - _WHOLE_SAFETY * self.time_scale)
+
+    def _within(self, limit_bytes: int) -> tuple[csr_matrix, Floats]:
+        """All rows, with the budget's in units of the budget."""
+        room = float(limit_bytes - self.model.arrays.base_bytes)
+        scale = max(room, 1.0)
+        matrix = vstack((self.flow, *(csr_matrix((row / scale).reshape(1, -1)) for row in self.memory)), format="csr")
+        return matrix, np.array([*self.right, *(room / scale for _ in self.memory)])
+
+    def _solution(self, values: Floats, bound: float) -> CutSolution:
         return CutSolution(
             cuts=self.cuts,
-            bound_ns=max(ceil(bound - _SAFETY * self.time_scale), 0),
-            keep=tuple(_pick(found.x, numbers) for numbers in self.keep),
-            before=_pick(found.x, self.runs[0]),
-            at=np.sum([_pick(found.x, numbers) for numbers in self.at], axis=0),
-            after=np.sum([_pick(found.x, numbers) for numbers in self.runs[1:]], axis=0),
+            bound_ns=ceil(max(bound, 0.0)),
+            time_ns=round(float(self.cost @ values) * self.time_scale),
+            keep=tuple(_pick(values, numbers) for numbers in self.keep),
+            runs=tuple(_pick(values, numbers) for numbers in self.runs),
+            at=tuple(_pick(values, numbers) for numbers in self.at),
         )
 
     def least_bytes(self) -> int:

@@ -8,7 +8,7 @@ Further cuts around the peak, and where the best plan so far is tight, raise the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from memfit.core.outcome import Outcome
 from memfit.core.units import format_bytes
 from memfit.planning.base import Problem
 from memfit.planning.chain_dp import chain_sequences
-from memfit.planning.cut_lp import CutProgram, runnable_without
+from memfit.planning.cut_lp import CutProgram
 from memfit.planning.drop_cheap import DropCheap
 from memfit.planning.floor import required_storages
 from memfit.planning.greedy import Greedy
@@ -25,9 +25,10 @@ from memfit.planning.judge import judged
 from memfit.planning.just_in_time import default_makers, turning_point
 from memfit.planning.model import Ints, Model
 from memfit.planning.reorder import low_peak_orders
-from memfit.planning.replay import peak_and_time, usage_of
+from memfit.planning.refine import refine
+from memfit.planning.replay import INVALID, peak_and_time, usage_of
 from memfit.planning.search import Search
-from memfit.planning.seeds import seed_from
+from memfit.planning.seeds import seeds_from
 from memfit.planning.sqrt_segments import SqrtSegments, bytes_made, segments_sequence
 
 SHARES = (1.0, 0.97, 0.93, 0.88, 0.8, 0.7, 0.6)
@@ -107,11 +108,13 @@ def _seeds_of(search: Search, program: CutProgram, shares: list[float], note: st
             break
         if share == 1.0 and not model.partial:
             search.raise_bound(solution.bound_ns)
-        seed = seed_from(model, solution)
-        peak, _ = peak_and_time(model.arrays, seed.sequence)
+        peaks = []
+        for seed in seeds_from(model, solution):
+            peaks.append(peak_and_time(model.arrays, seed.sequence)[0])
+            if peaks[-1] != INVALID and (model.num_forms < LARGE or (peaks[-1] - limit) < 0.01 * limit):
+                search.mend(seed.sequence, seed.makers, f"{note} at {share:.0%}", seconds=_patience_s(model))
+        peak = min((x for x in peaks if x != INVALID), default=limit)
         fits = peak <= limit
-        if fits or model.num_forms < LARGE or (peak - limit) < 0.01 * limit:
-            search.mend(seed.sequence, seed.makers, f"{note} at {share:.0%}", seconds=_patience_s(model))
         if search.best is not None and search.gap_points <= 0.02:
             break
         if not fits and guesses and model.num_forms >= LARGE:
@@ -119,59 +122,13 @@ def _seeds_of(search: Search, program: CutProgram, shares: list[float], note: st
             shares.insert(0, share * min(0.995 * limit / peak, 0.99))
 
 
-def explore_chains(search: Search, *, lengths: Sequence[int] = (2, 4, 7), seconds: float) -> None:
-    """Bounds and seeds from chains of cuts through the part of the step that is over budget."""
-    model, stop = search.problem.model, search.problem.seconds + seconds
-    for length in lengths:
-        cuts = chain_of_cuts(model, search.problem.limit_bytes, length)
-        large = len(cuts) * len(model.arrays.in_idx) > 12_000  # the solver takes too long to be told to stop
-        if len(cuts) < 2 or large or search.done or search.good_enough or search.problem.seconds > stop:
-            break
-        program = CutProgram(model, cuts)
-        for share in (1.0, 0.93):
-            left = min(stop - search.problem.seconds, search.problem.seconds_left)
-            solution = program.solve(int(search.problem.limit_bytes * share), time_limit_s=left) if left > 0 else None
-            if solution is None:
-                break
-            if share == 1.0 and not model.partial:
-                search.raise_bound(solution.bound_ns)
-            seed = seed_from(model, solution)
-            search.mend(seed.sequence, seed.makers, f"{len(cuts)} cuts at {share:.0%}", seconds=_patience_s(model))
-
-
-def chain_of_cuts(model: Model, limit_bytes: int, length: int) -> tuple[int, ...]:
-    """Required storages made where the plain step is over budget: the peak, and the op that needs most in each of `length`
-    slices, as long as each is impossible before the one before."""
-    agenda = np.array(model.agenda, np.int64)
-    usage = usage_of(model.arrays, agenda)
-    over = np.flatnonzero(usage > limit_bytes)
-    if not len(over):
-        return ()
-    required = required_storages(model)
-    spots = [int(p) for p in range(over[0], over[-1] + 1) if any(s in required for s in model.outs[agenda[p]])]
-    peak = int(np.argmax(usage))
-    if peak not in spots:
-        return ()
-    slices = [part for part in np.array_split(np.array(spots), length) if len(part)]
-    marks = sorted({int(max(part, key=lambda p: _working_set(model, int(agenda[p])))) for part in slices} | {peak})
-    made = {p: next(s for s in model.outs[agenda[p]] if s in required) for p in marks}
-    chain = [made[peak]]
-    for p in marks:
-        if p > peak and _comes_after(model, made[p], chain[-1]):
-            chain.append(made[p])
-    for p in reversed(marks):
-        if p < peak and _comes_after(model, chain[0], made[p]):
-            chain.insert(0, made[p])
-    return tuple(chain)
-
-
-def _working_set(model: Model, form: int) -> int:
-    a = model.arrays
-    return int(a.workspace[form]) + sum(int(a.size[s]) for s in (*model.ins[form], *model.outs[form]))
-
-
-def _comes_after(model: Model, later: int, earlier: int) -> bool:
-    return not runnable_without(model, earlier)[list(model.producers[later])].any()
+def explore_refined(search: Search, *, seconds: float) -> None:
+    """Chains of cuts solved exactly, for graphs the solver is up to."""
+    model = search.problem.model
+    if model.num_forms < LARGE and not search.done:
+        first = next(cuts_near_peak(model, np.array(model.agenda, np.int64)), None)
+        if first is not None:
+            refine(search, first, seconds=seconds)
 
 
 def explore_simple(search: Search) -> None:

@@ -28,53 +28,85 @@ def doubled(values: Ints) -> Ints:
 
 
 @kernel
+def run_with_inputs(
+    a: Arrays, target: int, maker: Ints, have: Flags, once: Flags, ran: Flags, stack: Ints, out: Ints, n: int, longest: int
+) -> tuple[int, Ints, Ints]:
+    """Append `target` to `out`, after whatever makes its missing inputs; returns the new length, and both buffers, perhaps grown."""
+    stack[0] = target
+    top = 1
+    while top > 0 and n < longest:  # in-place makers could chase each other for ever
+        f = stack[top - 1]
+        if top > 1 or a.replayable[f] or not ran[f]:
+            missing = False
+            for k in range(a.in_ptr[f], a.in_ptr[f + 1]):
+                s = a.in_idx[k]
+                if not have[s] and maker[s] >= 0:
+                    if top == len(stack):
+                        stack = doubled(stack)
+                    stack[top] = maker[s]
+                    top += 1
+                    missing = True
+                    break
+            if missing:
+                continue
+            if n == len(out):
+                out = doubled(out)
+            out[n] = f
+            n += 1
+            ran[f] = True
+            for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
+                have[a.out_idx[k]] = True
+                once[a.out_idx[k]] |= not a.replayable[f]
+            for k in range(a.take_ptr[f], a.take_ptr[f + 1]):
+                have[a.take_old[k]] = False
+                have[a.take_new[k]] = True
+                once[a.take_new[k]] |= not a.replayable[f]
+        top -= 1
+    return n, stack, out
+
+
+@kernel
+def drop_others(a: Arrays, form: int, keep: Flags, have: Flags, once: Flags) -> None:
+    """Forget what is neither kept nor just made by `form`, as far as it can be made again."""
+    fresh = np.zeros(len(a.size), np.bool_)
+    for k in range(a.out_ptr[form], a.out_ptr[form + 1]):
+        fresh[a.out_idx[k]] = True
+    for k in range(a.take_ptr[form], a.take_ptr[form + 1]):
+        fresh[a.take_new[k]] = True
+    for s in range(len(a.size)):
+        if not keep[s] and not fresh[s] and not a.source[s] and not a.pinned[s] and not once[s]:
+            have[s] = False
+
+
+@kernel
 def build(a: Arrays, agenda: Ints, turns: Ints, keeps: Flags, maker: Ints) -> Ints:
-    """Run `agenda`; after its position `turns[j]` drop what is not in `keeps[j]`; recompute missing inputs by `maker`."""
+    """Run `agenda`; have `keeps[j]` there when its position `turns[j]` runs and drop the rest; recompute missing inputs by `maker`."""
     num = len(a.size)
     have = np.zeros(num, np.bool_)
+    made = np.zeros(num, np.bool_)
     for s in range(num):
         have[s] = a.source[s]
     once = np.zeros(num, np.bool_)
+    ran = np.zeros(len(a.time), np.bool_)
     out = np.empty(64 + 4 * len(agenda), np.int64)
     stack = np.empty(64 + 4 * len(a.time), np.int64)
-    n = 0
-    ran = np.zeros(len(a.time), np.bool_)
-    longest = 64 * (len(agenda) + 16)  # in-place makers could chase each other for ever
+    n, seen = 0, 0
+    longest = 64 * (len(agenda) + 16)
     for i in range(len(agenda)):
-        stack[0] = agenda[i]
-        top = 1
-        while top > 0 and n < longest:
-            f = stack[top - 1]
-            if top > 1 or a.replayable[f] or not ran[f]:
-                missing = False
-                for k in range(a.in_ptr[f], a.in_ptr[f + 1]):
-                    s = a.in_idx[k]
-                    if not have[s] and maker[s] >= 0:
-                        if top == len(stack):
-                            stack = doubled(stack)
-                        stack[top] = maker[s]
-                        top += 1
-                        missing = True
-                        break
-                if missing:
-                    continue
-                if n == len(out):
-                    out = doubled(out)
-                out[n] = f
-                n += 1
-                ran[f] = True
-                for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
-                    have[a.out_idx[k]] = True
-                    once[a.out_idx[k]] |= not a.replayable[f]
-                for k in range(a.take_ptr[f], a.take_ptr[f + 1]):
-                    have[a.take_old[k]] = False
-                    have[a.take_new[k]] = True
-                    once[a.take_new[k]] |= not a.replayable[f]
-            top -= 1
         for j in range(len(turns)):
-            for s in range(num if turns[j] == i else 0):
-                if not keeps[j, s] and not a.source[s] and not a.pinned[s] and not once[s]:
-                    have[s] = False
+            if turns[j] != i:
+                continue
+            for p in range(seen, n):
+                for k in range(a.out_ptr[out[p]], a.out_ptr[out[p] + 1]):
+                    made[a.out_idx[k]] = True
+            seen = n
+            for s in range(num):  # made, dropped and wanted again: last chance
+                if keeps[j, s] and made[s] and not have[s] and maker[s] >= 0 and a.replayable[maker[s]]:
+                    n, stack, out = run_with_inputs(a, maker[s], maker, have, once, ran, stack, out, n, longest)
+        n, stack, out = run_with_inputs(a, agenda[i], maker, have, once, ran, stack, out, n, longest)
+        for j in range(len(turns)):
+            if turns[j] == i:
+                drop_others(a, agenda[i], keeps[j], have, once)
     return out[:n]
 
 

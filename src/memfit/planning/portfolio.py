@@ -8,7 +8,7 @@ from memfit.core.outcome import Outcome, Status
 from memfit.planning.anytime import improve_until
 from memfit.planning.base import Planner, Problem
 from memfit.planning.chain_dp import ChainDp
-from memfit.planning.cut_planner import LARGE, explore_chains, explore_cuts, explore_orders, explore_segments, explore_simple, outcome_of
+from memfit.planning.cut_planner import LARGE, explore_cuts, explore_orders, explore_refined, explore_segments, explore_simple, outcome_of
 from memfit.planning.drop_cheap import DropCheap
 from memfit.planning.greedy import Greedy
 from memfit.planning.search import Search
@@ -32,6 +32,7 @@ class Portfolio:
         share = 0.2 if problem.model.num_forms < LARGE else 0.6
         try:
             explore_cuts(search, max_cuts=1, seconds=max(2.0, 0.5 * problem.time_limit_s))
+            explore_refined(search, seconds=0.35 * problem.time_limit_s)
             explore_simple(search)
             if search.best is None and not search.done:
                 explore_orders(search)
@@ -40,7 +41,6 @@ class Portfolio:
                 explore_orders(search)
             if not search.done and not search.good_enough:
                 explore_segments(search)
-                explore_chains(search, seconds=0.3 * problem.time_limit_s)
             improve_until(search, seed=self.seed, patience=self.patience)
         except KeyboardInterrupt:
             problem.tell(search.best_time_ns if search.best is not None else None, search.bound_ns, "stopped: the best plan so far is kept")

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_matrix
 
+from memfit.planning.branch_and_bound import solve_mixed
 from memfit.planning.model import Floats
 
 Term = tuple[int, float]
@@ -48,11 +48,14 @@ class Program:
             shape=(len(self.rows), len(self.cost)),
         )
         matrix.sum_duplicates()  # the solver refuses a variable that appears twice in a row
-        found = milp(
+        found = solve_mixed(
             np.array(self.cost),
-            constraints=LinearConstraint(matrix, -np.inf, np.array(self.right)),
-            integrality=np.full(len(self.cost), int(whole)),
-            bounds=Bounds(np.array(self.low), np.array(self.high)),
-            options={"time_limit": max(time_limit_s, 0.1), "mip_rel_gap": 1e-6},
+            matrix,
+            np.array(self.right),
+            np.full(len(self.cost), whole),
+            time_limit_s=time_limit_s,
+            gap=1e-6,
+            low=np.array(self.low),
+            high=np.array(self.high),
         )
-        return (None if found.x is None else np.asarray(found.x)), found.status == 0
+        return found.x, found.proven

@@ -15,6 +15,8 @@ from memfit.planning.polish import polish
 from memfit.planning.repair import Repairer
 from memfit.planning.replay import INVALID, peak_and_time
 
+_NEARLY_POINTS = 0.005
+
 
 @dataclass(slots=True)
 class Search:
@@ -55,6 +57,11 @@ class Search:
         """The gap is small: at once if it is tiny, after a tenth of the time if it is only small."""
         patient = self.problem.seconds < 0.1 * self.problem.time_limit_s
         return self.best is not None and self.gap_points <= (min(0.05, self.enough_points) if patient else self.enough_points)
+
+    @property
+    def nearly_closed(self) -> bool:
+        """Bound and plan have met for all that matters."""
+        return self.best is not None and self.gap_points <= _NEARLY_POINTS
 
     @property
     def gap_points(self) -> float:

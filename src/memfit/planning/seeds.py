@@ -6,6 +6,7 @@ most; a graph without alternatives has no such choice and gets its plain agenda.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,13 +26,28 @@ class Seed:
     makers: Ints
 
 
-def seed_from(model: Model, solution: CutSolution) -> Seed:
-    first = chosen_makers(model, solution.before + solution.at + solution.after)
-    again = chosen_makers(model, solution.after + 1e-3 * solution.before)
-    agenda = agenda_for(model, first)
-    turns = [_turn(model, agenda, cut) for cut in solution.cuts]
+def seeds_from(model: Model, solution: CutSolution) -> Iterator[Seed]:
+    """The solution played in the order of its stages, and in the step's own order where that is another one.
+
+    The program is free in its order: what does not descend from a cut may run on either side of it, and where it put an op is
+    part of why its values are cheap. The step's own order has less to say for it, but is never against the judge's rules.
+    """
+    again = chosen_makers(model, solution.again + 1e-3 * solution.runs[0])
+    agenda = agenda_for(model, chosen_makers(model, solution.total))
+    staged = agenda[np.argsort(_stages(model, solution)[agenda], kind="stable")]
     kept = [np.flatnonzero(keep > _HALF) for keep in solution.keep]
-    return Seed(sequence=keep_at(model, turns, kept, agenda, again), makers=again)
+    for order in (staged, agenda) if not np.array_equal(staged, agenda) else (agenda,):
+        turns = [_turn(model, order, cut) for cut in solution.cuts]
+        yield Seed(sequence=keep_at(model, turns, kept, order, again), makers=again)
+
+
+def _stages(model: Model, solution: CutSolution) -> Ints:
+    """The stage each form first runs in: 2 j before cut j, 2 j + 1 at it."""
+    first = np.full(model.num_forms, 2 * len(solution.cuts), np.int64)
+    for j in reversed(range(len(solution.cuts))):
+        first[list(model.producers[solution.cuts[j]])] = 2 * j + 1
+        first[solution.runs[j] > _HALF] = 2 * j
+    return first
 
 
 def chosen_makers(model: Model, weight: Floats) -> Ints:

@@ -15,14 +15,17 @@ from memfit.core.outcome import Status
 from memfit.planning import Progress, plan
 from memfit.planning.base import Problem
 from memfit.planning.cut_lp import CutProgram
-from memfit.planning.cut_planner import chain_of_cuts, cuts_near_peak
+from memfit.planning.cut_planner import cuts_near_peak
 from memfit.planning.lns import Neighbourhood
 from memfit.planning.model import build_model
 from memfit.planning.polish import polish
 from memfit.planning.portfolio import Portfolio
+from memfit.planning.refine import Chain, refine
 from memfit.planning.reorder import low_peak_orders
 from memfit.planning.repair import Repairer
 from memfit.planning.replay import peak_and_time
+from memfit.planning.search import Search
+from memfit.planning.seeds import seeds_from
 
 LAYERS = Shape(
     min_ops=25,
@@ -132,16 +135,32 @@ def test_chains_of_cuts_only_raise_the_bound() -> None:
     """Near the floor a value is recomputed more than once, which one cut cannot see."""
     graph = _chain(24)
     model = build_model(graph, uniform_costs(graph))
-    agenda = np.array(model.agenda, np.int64)
+    first = next(cuts_near_peak(model, np.array(model.agenda, np.int64)))
     for limit, higher in ((100, 0), (50, 1)):
-        single = CutProgram(model, (next(iter(cuts_near_peak(model, agenda))),)).solve(limit)
-        cuts = chain_of_cuts(model, limit, 7)
-        chain = CutProgram(model, cuts).solve(limit)
+        chain = Chain(model, first)
+        single = solution = CutProgram(model, chain.cuts).solve_whole(limit, time_limit_s=5)
+        for _ in range(4):
+            assert solution is not None
+            seed = next(seeds_from(model, solution))
+            assert peak_and_time(model.arrays, seed.sequence)[1] == solution.time_ns  # played as it is
+            if not chain.cut_again(seed.sequence, limit):
+                break
+            solution = CutProgram(model, chain.cuts).solve_whole(limit, time_limit_s=5)
+        assert len(chain.cuts) > 1
         assert single is not None
-        assert chain is not None
-        assert len(cuts) > 2
-        assert chain.bound_ns >= single.bound_ns + higher
-        assert chain.bound_ns <= plan(graph, budget=limit, time_limit_s=1).require_plan().timeline.time_ns
+        assert solution is not None
+        assert solution.bound_ns >= single.bound_ns + higher
+        assert solution.bound_ns <= plan(graph, budget=limit, time_limit_s=1).require_plan().timeline.time_ns
+
+
+def test_refined_cuts_meet_the_plan() -> None:
+    """Where the program's answer fits when it is played, nothing is left to search for."""
+    graph = _chain(24)
+    problem = Problem(graph=graph, costs=uniform_costs(graph), budget=Budget(device_bytes=120), time_limit_s=20.0)
+    search = Search(problem)
+    refine(search, next(cuts_near_peak(problem.model, np.array(problem.model.agenda, np.int64))), seconds=10)
+    assert search.best is not None
+    assert search.best_time_ns == search.bound_ns
 
 
 def test_another_order_can_be_enough() -> None:
