@@ -24,8 +24,8 @@ from memfit.planning.greedy import Greedy
 from memfit.planning.judge import judged
 from memfit.planning.just_in_time import default_makers, turning_point
 from memfit.planning.model import Ints, Model
-from memfit.planning.reorder import low_peak_orders
 from memfit.planning.refine import refine
+from memfit.planning.reorder import low_peak_orders
 from memfit.planning.replay import INVALID, peak_and_time, usage_of
 from memfit.planning.search import Search
 from memfit.planning.seeds import seeds_from
