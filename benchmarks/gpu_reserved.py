@@ -146,7 +146,7 @@ def measure(name: str, allocator: str, scale: float, folder: Path) -> dict[str, 
             losses.append(loss.item())
             del loss
             steps.append((torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()))
-        free, total = torch.cuda.mem_get_info()
+        free, total = torch.cuda.mem_get_info()  # the whole device's: processes that are done wait for the last
         gradient = sum(p.grad.double().abs().sum().item() for p in training.model.parameters() if p.grad is not None)
     row = {
         "model": name,

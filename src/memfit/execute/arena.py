@@ -57,6 +57,7 @@ class StepArena:
 
     def __init__(self, allocator: Allocator, device: int, pack: Pack) -> None:
         self.allocator, self.pack, self.library = allocator, pack, allocator.library
+        self.library.functions.memfit_empty()  # what measuring left behind: lasting tensors would settle in it and pin it
         self.program = int(self.library.functions.memfit_new_program(device))
         self.num_packings = 0
         self.height_bytes: int | None = None  # None until the first packing, and where the arena could not be had
