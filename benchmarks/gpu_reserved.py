@@ -26,10 +26,15 @@ def main() -> None:
     parser.add_argument("--fraction", type=float, default=0.5, help="budget as a fraction of eager's activation bytes")
     parser.add_argument("--output", type=Path, required=True, help="folder for plans, logs and reserved.jsonl")
     parser.add_argument("--scale", type=float, default=1.0, help="of the batch sizes")
-    parser.add_argument("--one", nargs=2, metavar=("MODEL", "ALLOCATOR"), help="measure one model in this process; allocator 'plan' plans")
+    parser.add_argument("--record", action="store_true", help="write every allocation of the models' steps, whole and at --fraction")
+    parser.add_argument(
+        "--one", nargs=2, metavar=("MODEL", "ALLOCATOR"), help="one model in this process; 'plan' and 'record' are jobs too"
+    )
     args = parser.parse_args()
     if args.one and args.one[1] == "plan":
         make_plan(args.one[0], args.fraction, args.scale, args.output)
+    elif args.one and args.one[1] == "record":
+        record(args.one[0], args.fraction, args.scale, args.output)
     elif args.one:
         row = measure(args.one[0], args.one[1], args.scale, args.output)
         with locked(args.output), (args.output / "reserved.jsonl").open("a") as file:
@@ -38,6 +43,9 @@ def main() -> None:
     else:
         args.output.mkdir(exist_ok=True, parents=True)
         names = args.models.split(",")
+        if args.record:
+            run_all(args, [(n, "record") for n in names])
+            return
         run_all(args, [(n, "plan") for n in names])
         run_all(args, [(n, a) for n in names for a in ALLOCATORS])
 
@@ -115,6 +123,33 @@ def make_plan(name: str, fraction: float, scale: float, folder: Path) -> None:
     fitted = training.fit(budget=budget, time_limit_s=6)
     memfit.save(fitted.plan, folder / f"{name}.plan.json", force=True)
     (folder / f"{name}.json").write_text(json.dumps({"budget_bytes": budget, "keep_all_peak_bytes": peak}))
+
+
+def record(name: str, fraction: float, scale: float, folder: Path) -> None:
+    """Every allocation of a step as the allocator saw it, library workspaces included: (size, start, stop), one line per plan.
+
+    What is still alive when the step has ended stops at its end; costs are a roofline's, which is quick.
+    """
+    import torch
+
+    import memfit
+
+    ours = memfit.use_planned_arena()
+    training = Training(name, scale)
+    budget = 2**50
+    for share in (1.0, fraction):
+        fitted = training.fit(budget=budget, device="h200", time_limit_s=6)
+        budget = training.fixed_bytes + int((fitted.plan.timeline.peak_bytes - training.fixed_bytes) * fraction)
+        for _ in range(3):
+            training.step(fitted)
+        torch.cuda.synchronize()
+        assert ours.unsettled is not None
+        step, run = ours.unsettled
+        rows, end = ours.library.read_run(run, ours.library.verdict(run).made)
+        line = {"model": name, "share": share, "arena_height_bytes": step.height_bytes, "packings": step.num_packings, "end": end}
+        buffers = [[int(size), int(start), int(stop) if stop >= 0 else end] for size, start, stop in rows]
+        with locked(folder), (folder / "recorded.jsonl").open("a") as file:
+            file.write(json.dumps({**line, "torch": torch.__version__, "size_start_stop": buffers}) + "\n")
 
 
 def measure(name: str, allocator: str, scale: float, folder: Path) -> dict[str, Any]:
