@@ -53,7 +53,7 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     for name in args.models.split(","):
         for record in compare(PEERS[name], device, args):
-            record |= {"model": name, "device": _device_name(device), "torch": torch.__version__, "commit": _commit(), "time": time.time()}
+            record |= {"model": name, "device": device_name(device), "torch": torch.__version__, "commit": commit(), "time": time.time()}
             print(json.dumps(record), flush=True)
             with args.output.open("a") as file:
                 file.write(json.dumps(record) + "\n")
@@ -110,7 +110,7 @@ def planned(
             captures = list(task.offers(call))
         captured_s = time.perf_counter() - begin
         with Progress("costs") as progress:
-            offers = [(c, task.costs(c, progress)) for c in captures]
+            offers = [task.costed(c, progress) for c in captures]
         costs_s = time.perf_counter() - begin - captured_s
     except Exception as error:
         yield {"what": "memfit", "error": f"{type(error).__name__}: {error}"[:500], "trace": traceback.format_exc()[-1500:]}
@@ -270,11 +270,11 @@ def _clean(device: str) -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def _device_name(device: str) -> str:
-    return torch.cuda.get_device_name() if device == "cuda" else "cpu"
+def device_name(device: str) -> str:
+    return torch.cuda.getdevice_name() if device == "cuda" else "cpu"
 
 
-def _commit() -> str:
+def commit() -> str:
     done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return done.stdout.strip()
 

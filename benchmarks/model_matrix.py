@@ -92,7 +92,7 @@ class Subject:
         begin = time.perf_counter()
         self.captured = self.task.capture(self.call)
         self.capture_s = round(time.perf_counter() - begin, 2)
-        self.costs = self.task.costs(self.captured, Progress("matrix"))
+        self.captured, self.costs = self.task.costed(self.captured, Progress("matrix"))
         self.free = find_plan(self.captured.graph, self.costs, None, planner="keep_all").require_plan()
 
     def sizes(self) -> dict[str, Any]:

@@ -25,6 +25,19 @@ class Peer:
     loss: Callable[..., Any]
     blocks: tuple[str, ...]
     autocast: bool = False
+    channels_last: bool = False  # what a practitioner would do with a convolutional network on this hardware
+    dtype: torch.dtype = torch.float32
+
+    def model(self, device: str) -> nn.Module:
+        """On the device, in training mode, as fast as eager PyTorch runs it."""
+        built = self.build().to(device=device, dtype=self.dtype).train()
+        return built.to(memory_format=torch.channels_last) if self.channels_last else built  # type: ignore[call-overload,no-any-return]
+
+    def data(self, device: str, scale: float) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        inputs = self.inputs(device, scale)
+        if self.channels_last:
+            inputs = tuple(t.contiguous(memory_format=torch.channels_last) for t in inputs)
+        return inputs, self.targets(device, scale) or inputs
 
 
 def batch_of(size: int, scale: float) -> int:
@@ -111,6 +124,24 @@ def _gpt2(**options: Any) -> nn.Module:
     return CausalLM(transformers.GPT2LMHeadModel(transformers.GPT2Config(use_cache=False, **options)))
 
 
+def _llama() -> nn.Module:
+    """The shape of Llama 3.2 1B: 16 layers of 2048, grouped attention, tied vocabulary of 128,256."""
+    declare_missing_ops()
+    import transformers
+
+    config = transformers.LlamaConfig(
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        vocab_size=128256,
+        tie_word_embeddings=True,
+        use_cache=False,
+    )
+    return CausalLM(transformers.LlamaForCausalLM(config))
+
+
 def next_token_loss(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """Shifts the labels, not the logits: a shifted copy of the logits alone would be gigabytes."""
     labels = nn.functional.pad(tokens[:, 1:], (0, 1), value=-100)
@@ -126,6 +157,7 @@ PEERS = {
             inputs=_images(184),
             targets=_classes(184),
             loss=nn.functional.cross_entropy,
+            channels_last=True,
             blocks=("Bottleneck",),
         ),
         Peer(
@@ -134,6 +166,7 @@ PEERS = {
             inputs=_images(320),
             targets=_classes(320),
             loss=nn.functional.cross_entropy,
+            channels_last=True,
             blocks=("Inception", "BasicConv2d:top"),
         ),
         Peer(
@@ -142,6 +175,7 @@ PEERS = {
             inputs=_images(11, 416, 608),
             targets=_unet_targets,
             loss=nn.functional.cross_entropy,
+            channels_last=True,
             blocks=("DoubleConv",),
         ),
         Peer(
@@ -150,6 +184,7 @@ PEERS = {
             inputs=_images(176),
             targets=_classes(176),
             loss=nn.functional.cross_entropy,
+            channels_last=True,
             blocks=("pool-blocks",),
         ),
         Peer(
@@ -158,6 +193,7 @@ PEERS = {
             inputs=_images(272),
             targets=_classes(272),
             loss=nn.functional.cross_entropy,
+            channels_last=True,
             blocks=("InvertedResidual",),
         ),
         Peer(
@@ -167,6 +203,24 @@ PEERS = {
             targets=lambda device, scale: (),
             loss=next_token_loss,
             blocks=("GPT2Block",),
+            autocast=True,
+        ),
+        Peer(
+            name="llama1b",
+            build=_llama,
+            inputs=_tokens(4, 2048, 128256),
+            targets=lambda device, scale: (),
+            loss=next_token_loss,
+            blocks=("LlamaDecoderLayer",),
+            dtype=torch.bfloat16,
+        ),
+        Peer(
+            name="vit_l",
+            build=_torchvision("vit_l_16"),
+            inputs=_images(128),
+            targets=_classes(128),
+            loss=nn.functional.cross_entropy,
+            blocks=("EncoderBlock",),
             autocast=True,
         ),
     )

@@ -20,25 +20,19 @@ from memfit.execute.session import Ready
 from memfit.execute.stepper import Stepper
 from memfit.planning import plan as find_plan
 from memfit.planning.curve import curve, share_out, spread
-from memfit.prepare import (
-    Task,
-    load_plan,
-    make_ready,
-    smallest_budget,
-    study,
-    task_and_call,
-)
+from memfit.prepare import load_plan, make_ready, smallest_budget, study, task_and_call
 from memfit.profile.allocations import meter
 from memfit.profile.devices import device as find_device
 from memfit.profile.roofline import roofline
 from memfit.report.estimate import Estimate, summarize
 from memfit.report.frontier import Frontier, frontier_of
 from memfit.report.progress import Progress
+from memfit.task import Task
 
 if TYPE_CHECKING:
     from memfit.planning import Planner
 
-ENGINES = ("auto", "eager")
+ENGINES = ("auto", "eager", "inductor")
 ALLOWED = ("recompute", "variants", "rounding")
 
 
@@ -71,7 +65,7 @@ def fit(
     _check_options(model, engine, allow, check)
     device_bytes = parse_bytes(budget, what="budget")
     task, example = task_and_call(model, example_inputs, loss_fn, example_targets, optimizer, device, parse_bytes(reserve, what="reserve"))
-    task = replace(task, allow=tuple(allow))
+    task = replace(task, allow=tuple(allow), engine=engine)
     saved = load_plan(plan)
     if saved is not None and any(p.grad is not None for p in model.parameters()):
         raise BadInput("the model's parameters hold gradients already, and a saved plan starts without: call optimizer.zero_grad() first.")

@@ -16,9 +16,6 @@ from torch import nn
 from memfit.capture.aliases import granularity_of, round_up
 from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call, Inputs
-from memfit.capture.loss_head import with_chunked_loss
-from memfit.capture.step import capture
-from memfit.capture.variants import add_variants, with_sliced_convolutions
 from memfit.core.budget import Budget
 from memfit.core.costs import Costs
 from memfit.core.errors import BadInput
@@ -26,6 +23,7 @@ from memfit.core.graph import Graph
 from memfit.core.io import load
 from memfit.core.outcome import Outcome, Status
 from memfit.core.plan import Plan
+from memfit.core.schedule import Compute
 from memfit.core.simulate import simulate
 from memfit.core.units import format_bytes, parse_bytes
 from memfit.execute.arena import BLOCK_BYTES, StepArena, installed
@@ -34,66 +32,11 @@ from memfit.execute.session import Ready
 from memfit.planning import plan as find_plan
 from memfit.planning.layout import tight_layout
 from memfit.planning.portfolio import Portfolio
-from memfit.profile.measured import measured
-from memfit.profile.roofline import roofline
 from memfit.report.progress import Progress
+from memfit.task import Task
 
 if TYPE_CHECKING:
     from memfit.planning import Planner
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """What to train: a model, how it is called, and what surrounds its step."""
-
-    model: nn.Module
-    loss_fn: Callable[..., Any] | None = None
-    num_targets: int = 0
-    optimizer: torch.optim.Optimizer | None = None
-    reserve_bytes: int = 0
-    device: str | None = None
-    allow: tuple[str, ...] = ("recompute", "variants")
-
-    def capture(self, call: Call, *, accumulates: bool = False) -> Captured:
-        """The step as PyTorch runs it, with what the planner may choose between."""
-        return next(self.offers(call, accumulates=accumulates))
-
-    def offers(self, call: Call, *, accumulates: bool = False) -> Iterator[Captured]:
-        """The step as it is, where bounds are tightest; then with variants that give the same bits; then with those that round
-        otherwise; then with its loss in chunks or its largest convolutions in slices: choices too large to make op by op."""
-        plain = capture(
-            self.model,
-            call,
-            loss_fn=self.loss_fn,
-            num_targets=self.num_targets,
-            optimizer=self.optimizer,
-            accumulates=accumulates,
-            reserve_bytes=self.reserve_bytes,
-            gpu_attention=self.is_elsewhere,
-        )
-        yield plain
-        if "variants" not in self.allow:
-            return
-        seen = {plain.graph.digest}
-        forms = ((plain, False), (plain, True), (with_chunked_loss(plain), True), (with_sliced_convolutions(plain), True))
-        for captured, rounding in forms:
-            offer = None if captured is None else add_variants(captured, rounding=rounding)
-            if offer is not None and offer.graph.digest not in seen:
-                seen.add(offer.graph.digest)
-                yield offer
-
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether the costs are for a named GPU while the model is not on one."""
-        return self.device not in (None, "cpu") and not any(p.is_cuda for p in self.model.parameters())
-
-    def costs(self, captured: Captured, progress: Progress) -> Costs:
-        """Measured on the model's own device, or a roofline for the device that was named."""
-        if self.device is not None:
-            return roofline(captured, self.device)
-        if any(p.device.type == "meta" for p in self.model.parameters()):
-            return roofline(captured, "cpu")
-        return measured(captured, progress=progress.update)
 
 
 def make_ready(
@@ -109,7 +52,7 @@ def make_ready(
     """Capture, profile, plan and generate one call."""
     with Progress("memfit") as progress:
         progress.update("tracing the model")
-        offers = ((c, task.costs(c, progress)) for c in task.offers(call, accumulates=accumulates))
+        offers = (task.costed(c, progress) for c in task.offers(call, accumulates=accumulates))
         first = next(offers)
         elsewhere_bytes = held_elsewhere(task, call, first[0])
         whole = find_plan(first[0].graph, first[1], None, planner="keep_all").require_plan()
@@ -121,7 +64,8 @@ def make_ready(
             captured, costs, chosen = _replayed(plan, every, budget)
         else:
             progress.update("planning")
-            settings = PlanSettings(planner=planner, time_limit_s=time_limit_s, compare_all="rounding" in task.allow)
+            compare_all = "rounding" in task.allow or first[0].compiled
+            settings = PlanSettings(planner=planner, time_limit_s=time_limit_s, compare_all=compare_all)
             captured, costs, chosen = best_plan(every, budget, settings, progress)
         return Ready(
             captured=captured,
@@ -175,7 +119,7 @@ def best_plan(
         tried.append((captured, costs, outcome))
         if outcome.plan is not None:
             found.append((outcome.plan.timeline.time_ns, len(tried) - 1))
-            if not settings.compare_all:
+            if not settings.compare_all or not has_repeats(outcome.plan):
                 break
     if found:
         captured, costs, outcome = tried[min(found)[1]]
@@ -184,6 +128,12 @@ def best_plan(
     weakest = undecided[-1] if undecided else min((o for _, _, o in tried), key=lambda o: o.lower_bound_bytes)
     weakest.require_plan()
     raise AssertionError("an outcome without a plan raises")
+
+
+def has_repeats(plan: Plan) -> bool:
+    """Whether a plan computes anything twice."""
+    ops = [step.op for step in plan.schedule.steps if isinstance(step, Compute)]
+    return len(set(ops)) < len(ops)
 
 
 def held_elsewhere(task: Task, call: Call, captured: Captured) -> int:
@@ -237,7 +187,7 @@ def study(
     task, call = task_and_call(model, example_inputs, loss_fn, example_targets, optimizer, device, reserve_bytes)
     with Progress("memfit") as progress, torch.enable_grad():
         progress.update("tracing the model")
-        offers = ((c, task.costs(c, progress)) for c in task.offers(call))
+        offers = (task.costed(c, progress) for c in task.offers(call))
         captured, costs = next(offers)
         whole = find_plan(captured.graph, costs, None, planner="keep_all").require_plan()
         elsewhere_bytes = held_elsewhere(task, call, captured) + allocator_slack(captured, whole.timeline.peak_bytes)

@@ -68,7 +68,11 @@ class Convention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
-    """A captured step. `samples[t]` is a fake tensor like tensor t: shape, strides, type and device without memory."""
+    """A captured step. `samples[t]` is a fake tensor like tensor t: shape, strides, type and device without memory.
+
+    `rereads` are positions of sources that forward changes and also computes with: running forward again needs their old
+    values. `compiled`: its kernels round otherwise than the plain model's.
+    """
 
     graph: Graph
     calls: tuple[OpCall, ...]
@@ -79,6 +83,9 @@ class Captured:
     accumulates: bool
     variant_calls: tuple[tuple[OpCall, ...], ...] = ()  # per op, one call per variant
     fixed_workspace: tuple[tuple[int, int], ...] = ()  # (op, bytes) known without measuring: the loss outside, the optimizer step
+
+    rereads: tuple[int, ...] = ()
+    compiled: bool = False
 
     def call(self, op: int, variant: int = 0) -> OpCall:
         """How to run an op in one of its forms."""

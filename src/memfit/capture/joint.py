@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,15 @@ class Joint:
     num_buffers: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manner:
+    """How to trace: with its backward or an inference, with the attention of a GPU that is not here, into which ops."""
+
+    training: bool = True
+    gpu_attention: bool = False
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None  # None: ops as eager PyTorch runs them
+
+
 _ONE_AT_A_TIME = threading.RLock()  # torch's tracer patches itself globally
 
 
@@ -47,28 +56,25 @@ def trace(
     *,
     loss_fn: Callable[..., Any] | None = None,
     num_targets: int = 0,
-    training: bool = True,
-    gpu_attention: bool = False,
+    manner: Manner = Manner(),
 ) -> Joint:
     """Trace `model(call)`, or `loss_fn(model(inputs), *targets)` where the last `num_targets` positional arguments are targets."""
     with _ONE_AT_A_TIME:
         try:
-            return _trace_separate(model, call, loss_fn, num_targets, training, gpu_attention)
+            return _trace_separate(model, call, loss_fn, num_targets, manner)
         except _DataDependentError:
             # Models ask torch.compiler.is_compiling() before they branch on values, and have another way then. Only on demand:
             # the way without is the one the plain model takes, bit for bit.
             with _compiling():
-                return _trace_separate(model, call, loss_fn, num_targets, training, gpu_attention)
+                return _trace_separate(model, call, loss_fn, num_targets, manner)
 
 
-def _trace_separate(
-    model: nn.Module, call: Call, loss_fn: Callable[..., Any] | None, num_targets: int, training: bool, gpu_attention: bool
-) -> Joint:
+def _trace_separate(model: nn.Module, call: Call, loss_fn: Callable[..., Any] | None, num_targets: int, manner: Manner) -> Joint:
     """Outputs that share memory with each other or with inputs are given their own, and the step is traced again."""
     cloned: frozenset[int] = frozenset()
     for _ in range(2):
         step = _Step(model, call, loss_fn, num_targets, cloned)
-        joint, aliases = _export(model, step, call, training, gpu_attention)
+        joint, aliases = _export(model, step, manner)
         if not aliases:
             break
         cloned = aliases
@@ -145,16 +151,17 @@ def _movable(tensor: torch.Tensor, mode: FakeTensorMode) -> Any:
         return fake.requires_grad_(tensor.requires_grad) if tensor.requires_grad else fake
 
 
-def _export(model: nn.Module, step: _Step, call: Call, training: bool, gpu_attention: bool) -> tuple[Joint, frozenset[int]]:
+def _export(model: nn.Module, step: _Step, manner: Manner) -> tuple[Joint, frozenset[int]]:
+    table = decompositions(_device(step)) if manner.decompositions is None else dict(manner.decompositions)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.set_grad_enabled(training))
+        stack.enter_context(torch.set_grad_enabled(manner.training))
         stack.enter_context(_settings())
         stack.enter_context(recording_where(model))
         stack.enter_context(KnownConstants())
-        if gpu_attention:
+        if manner.gpu_attention:
             stack.enter_context(GpuAttention())
         try:
-            exported = aot_export_joint_with_descriptors(stack, step, step.tensors, decompositions=decompositions(_device(step)))
+            exported = aot_export_joint_with_descriptors(stack, step, step.tensors, decompositions=table)
         except Exception as error:
             raise _refusal(error) from error
     metadata = exported._aot_state.fw_metadata

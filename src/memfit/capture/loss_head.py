@@ -22,10 +22,13 @@ from memfit.core.graph import Op
 
 aten = torch.ops.aten
 _NUM_CHUNKS = 8
+_CASTS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Head:
+class Head:
+    """The ops of one linear layer + cross entropy, forward and backward."""
+
     linear: Op
     loss: Op
     weight_gradient: Op
@@ -37,19 +40,22 @@ class _Head:
 
 def with_chunked_loss(captured: Captured, *, least_fraction: float = 1 / 100) -> Captured | None:
     """The same step with its large losses in chunks, or None where there is none."""
+    rewriter, heads = find_heads(captured, least_fraction=least_fraction)
+    for head in heads:
+        _replace(rewriter, head)
+    return rewriter.finish() if heads else None
+
+
+def find_heads(captured: Captured, *, least_fraction: float) -> tuple[Rewriter, list[Head]]:
+    """Losses whose logits are at least this fraction of the step's bytes, and a rewriter to replace them with."""
     total = sum(s.size_bytes for s in captured.graph.storages)
     rewriter = Rewriter(captured, least_bytes=max(1, int(total * least_fraction)))
-    found = False
-    for op in captured.graph.ops:
-        if captured.calls[op.id].target is aten._log_softmax.default and rewriter.is_large(op.outputs[0]):
-            head = _find(rewriter, op)
-            if head is not None:
-                _replace(rewriter, head)
-                found = True
-    return rewriter.finish() if found else None
+    softmaxes = (op for op in captured.graph.ops if captured.calls[op.id].target is aten._log_softmax.default)
+    found = (_find(rewriter, op) for op in softmaxes if rewriter.is_large(op.outputs[0]))
+    return rewriter, [head for head in found if head is not None]
 
 
-def _replace(rewriter: Rewriter, head: _Head) -> None:
+def _replace(rewriter: Rewriter, head: Head) -> None:
     calls = rewriter.captured.calls
     hidden, weight = calls[head.linear.id].args[:2]
     target, _, reduction, ignore = calls[head.loss.id].args[1:5]
@@ -76,7 +82,7 @@ def _replace(rewriter: Rewriter, head: _Head) -> None:
     rewriter.remove(head.inside)
 
 
-def _find(rewriter: Rewriter, softmax: Op) -> _Head | None:
+def _find(rewriter: Rewriter, softmax: Op) -> Head | None:
     """The pattern around one log-softmax, or None when anything else reads the logits. Any arrow may pass through a cast."""
     calls = rewriter.captured.calls
     pattern = _Pattern(rewriter)
@@ -96,7 +102,7 @@ def _find(rewriter: Rewriter, softmax: Op) -> _Head | None:
     if len(by_weight) != 1:
         return None
     by_hidden = gradients[0] if gradients[1] is by_weight[0] else gradients[1]
-    return _Head(
+    return Head(
         linear=linear,
         loss=loss,
         weight_gradient=by_weight[0],
@@ -123,7 +129,7 @@ class _Pattern:
     def before(self, op: Op) -> Op | None:
         """The op that made this one's first input, through a cast."""
         source = self.rewriter.maker_of(op.inputs[0])
-        if source is not None and self.calls[source.id].target is aten._to_copy.default:
+        if source is not None and self.calls[source.id].target in _CASTS:
             self.add(source)
             source = self.rewriter.maker_of(source.inputs[0])
         if source is not None:
@@ -143,7 +149,7 @@ class _Pattern:
         if op is None:
             return []
         found = _readers(self.rewriter, op.outputs[0], target)
-        for cast in _readers(self.rewriter, op.outputs[0], aten._to_copy.default):
+        for cast in (c for kind in _CASTS for c in _readers(self.rewriter, op.outputs[0], kind)):
             beyond = _readers(self.rewriter, cast.outputs[0], target)
             if beyond:
                 self.add(cast)

@@ -23,6 +23,7 @@ from memfit.capture.captured import Captured, Convention, OpCall, Ref, Role
 from memfit.capture.faithful import real_sample, wide_output_bytes
 from memfit.capture.joint import Joint
 from memfit.capture.optimizer import OptimizerBytes
+from memfit.capture.rereads import rereads
 from memfit.capture.where import where_of
 from memfit.core.errors import Unsupported
 from memfit.core.graph import Graph, Kind, Op, Storage, Tensor
@@ -290,6 +291,7 @@ class _Lowering:
             has_backward=has_backward,
             accumulates=self.setting.accumulates,
             fixed_workspace=self._fixed_workspace(),
+            rereads=rereads(graph, convention),
         )
 
     def _fixed_workspace(self) -> tuple[tuple[int, int], ...]:

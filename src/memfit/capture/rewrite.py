@@ -29,8 +29,11 @@ class Rewriter:
         assert found is not None
         return found
 
+    def size(self, tensor: int) -> int:
+        return self._storages[self._tensors[tensor].storage].size_bytes
+
     def is_large(self, tensor: int) -> bool:
-        return self._storages[self._tensors[tensor].storage].size_bytes >= self.least_bytes
+        return self.size(tensor) >= self.least_bytes
 
     def maker_of(self, tensor: int) -> Op | None:
         """The op that allocates the storage behind a tensor; None for what the caller holds."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,9 +11,10 @@ from torch import nn
 
 from memfit.capture.aliases import CUDA_GRANULARITY
 from memfit.capture.captured import Captured
+from memfit.capture.compiler import Compiler
 from memfit.capture.cudnn import use_cudnn_batch_norm
 from memfit.capture.inputs import Call
-from memfit.capture.joint import trace
+from memfit.capture.joint import Manner, trace
 from memfit.capture.lower import Setting, lower
 from memfit.capture.optimizer import optimizer_bytes
 
@@ -28,10 +30,19 @@ def capture(
     reserve_bytes: int = 0,
     training: bool = True,
     gpu_attention: bool = False,
+    compiler: Compiler | None = None,
 ) -> Captured:
-    """Trace one training step (or, with `training=False`, one inference) on fake tensors. Allocates nothing."""
-    joint = trace(model, call, loss_fn=loss_fn, num_targets=num_targets, training=training, gpu_attention=gpu_attention)
-    use_cudnn_batch_norm(joint.module)
+    """Trace one training step (or, with `training=False`, one inference) on fake tensors. Allocates nothing.
+
+    With a `compiler` into the ops that it takes, ready for `regions.with_regions`; else into those that eager PyTorch runs.
+    """
+    table = None if compiler is None else compiler.decompositions()
+    manner = Manner(training=training, gpu_attention=gpu_attention, decompositions=table)
+    joint = trace(model, call, loss_fn=loss_fn, num_targets=num_targets, manner=manner)
+    if compiler is None:
+        use_cudnn_batch_norm(joint.module)
+    else:
+        joint = replace(joint, module=compiler.improve(joint.module))
     sources = (*model.parameters(), *model.buffers(), *call.tensors)
     granularity = CUDA_GRANULARITY if any(t.device.type == "cuda" for t in sources) else 1
     names = (
@@ -46,4 +57,4 @@ def capture(
         accumulates=accumulates,
         optimizer=optimizer_bytes(optimizer, granularity=granularity) if optimizer is not None else None,
     )
-    return lower(joint, setting)
+    return replace(lower(joint, setting), compiled=compiler is not None)

@@ -26,16 +26,11 @@ from memfit.core.schedule import Compute, Free, Schedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Compiled code for one schedule. `backward` is None for an inference.
-
-    `rereads` are positions of sources that forward changes and that ops other than batch norm read: running forward again
-    needs their old values.
-    """
+    """Compiled code for one schedule. `backward` is None for an inference."""
 
     forward: Callable[..., tuple[list[Any], list[Any], list[Any]]]
     backward: Callable[..., None] | None
     source: str
-    rereads: tuple[int, ...] = ()
 
 
 def generate(captured: Captured, schedule: Schedule) -> Program:
@@ -54,7 +49,6 @@ class _Writer:
         self.replayed = self._replayed_draws()
         self.drawn: set[int] = set()
         self.in_backward = False
-        self.rereads = self._reread_mutations()
         self.used_in_backward = self._names_used_in_backward()
 
     def program(self) -> Program:
@@ -138,7 +132,7 @@ class _Writer:
         returned = {self.names[o.tensor] for o in convention.outputs if isinstance(o, Ref)}
         # an output that backward needs is saved as an alias: the output itself will carry grad_fn, and so a cycle
         # a buffer that forward is about to change is saved as it is now
-        changing = {f"s{i}" for i in self.rereads}
+        changing = {f"s{i}" for i in self.captured.rereads}
         saved = ", ".join(f"{n}.clone()" if n in changing else f"{n}.detach()" if n in returned else n for n in self.saved)
         self.lines.append(f"return [{outputs}], [{mutations}], [{saved}]")
 
@@ -166,24 +160,6 @@ class _Writer:
                 needed |= set(form.inputs)
         return {sources.get(t, f"v{t}") for t in needed}
 
-    def _reread_mutations(self) -> tuple[int, ...]:
-        """Training batch norm reads its running statistics only to update them, and so does an op whose result is nothing but the update."""
-        sources = self.captured.convention.sources
-        mutated = {self.graph.storage_of(sources[i]): i for i, _ in self.captured.convention.mutations}
-        updates = {
-            t
-            for _, t in self.captured.convention.mutations
-            if all(self.graph.ops[i].name.startswith("memfit.") for i in self.graph.readers[t])
-        }
-        readers = {
-            mutated[self.graph.storage_of(t)]
-            for op in self.graph.ops
-            if "batch_norm" not in op.name and not op.name.startswith("memfit.") and not updates.issuperset(op.outputs)
-            for t in op.inputs
-            if self.graph.storage_of(t) in mutated
-        }
-        return tuple(sorted(readers))
-
     # -- text ----------------------------------------------------------------------------------------------------
 
     def _compile(self, forward: list[str], backward: list[str] | None) -> Program:
@@ -198,7 +174,7 @@ class _Writer:
         source = "\n".join(text) + "\n"
         namespace = dict(self.globals)
         exec(compile(source, "<memfit plan>", "exec"), namespace)
-        return Program(forward=namespace["forward"], backward=namespace.get("backward"), source=source, rereads=self.rereads)
+        return Program(forward=namespace["forward"], backward=namespace.get("backward"), source=source)
 
     def _render(self, value: Any) -> str:
         if isinstance(value, Ref):

@@ -65,7 +65,7 @@ class Session:
 
     def forward(self) -> list[torch.Tensor]:
         """The model's output tensors; buffers are updated here, once, after everything that can fail."""
-        kept = {i for i, _ in self.captured.convention.mutations} if self.trial else set(self.ready.program.rereads)
+        kept = {i for i, _ in self.captured.convention.mutations} if self.trial else set(self.captured.rereads)
         self.old_buffers = {i: self.sources[i].data.clone() for i in sorted(kept)}
         with self.watch.forward() if self.watch else nullcontext():
             made, shortage = _attempt(self._run_forward)

@@ -1,0 +1,30 @@
+"""What capture asks of a compiler of regions. The one that exists is Inductor, in `execute/inductor.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+
+class Compiler(Protocol):
+    """Says how to trace for it, which ops it fuses, and compiles a piece of the step."""
+
+    def decompositions(self) -> Mapping[Any, Callable[..., Any]]:
+        """Ops to trace as something else."""
+        ...
+
+    def improve(self, module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        """The compiler's own passes over the whole traced step."""
+        ...
+
+    def fuses(self, target: Any) -> bool:
+        """Whether the compiler makes its own kernels for an op, so that neighbours share them."""
+        ...
+
+    def compile(
+        self, module: torch.fx.GraphModule, samples: Sequence[torch.Tensor]
+    ) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
+        """A callable from a list of inputs to the outputs, which have the strides they have in `module`."""
+        ...

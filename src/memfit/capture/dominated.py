@@ -1,0 +1,59 @@
+"""Leaves out forms that another form of the same op beats: as fast or faster, in no more workspace, reading nothing more.
+
+In a compiled backward region, making an activation again in registers is often faster than reading it. What that form reads
+besides (a bias, a seed) is held throughout anyway, and then the form that reads the activation is no choice at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memfit.capture.captured import Captured
+from memfit.core.costs import Costs
+from memfit.core.graph import Graph, Op
+
+
+def without_dominated(captured: Captured, costs: Costs) -> tuple[Captured, Costs]:
+    """The same step with fewer choices, the fastest of the remaining forms first, and its costs."""
+    graph = captured.graph
+    fixed = {graph.storage_of(t) for t in graph.sources} & {graph.storage_of(t) for t in graph.results}
+    kept = [_kept(graph, costs, op, fixed) for op in graph.ops]
+    if all(forms == list(range(len(op.forms))) for op, forms in zip(graph.ops, kept, strict=True)):
+        return captured, costs
+    ops = tuple(_with_forms(op, forms) for op, forms in zip(graph.ops, kept, strict=True))
+    fewer = replace(
+        captured,
+        graph=replace(graph, ops=ops, digest=""),
+        calls=tuple(captured.call(i, forms[0]) for i, forms in enumerate(kept)),
+        variant_calls=tuple(tuple(captured.call(i, v) for v in forms[1:]) for i, forms in enumerate(kept)),
+    )
+    return fewer, replace(
+        costs,
+        op_time_ns=tuple(costs.time_ns(i, forms[0]) for i, forms in enumerate(kept)),
+        workspace_bytes=tuple(costs.workspace(i, forms[0]) for i, forms in enumerate(kept)),
+        variant_time_ns=tuple(tuple(costs.time_ns(i, v) for v in forms[1:]) for i, forms in enumerate(kept)),
+        variant_workspace_bytes=tuple(tuple(costs.workspace(i, v) for v in forms[1:]) for i, forms in enumerate(kept)),
+        graph_digest=fewer.graph.digest,
+    )
+
+
+def _kept(graph: Graph, costs: Costs, op: Op, fixed: set[int]) -> list[int]:
+    needs = [frozenset(graph.storage_of(t) for t in form.inputs) - fixed for form in op.forms]
+    kept: list[int] = []
+    for v in sorted(range(len(op.forms)), key=lambda v: (costs.time_ns(op.id, v), v)):
+        beaten = any(needs[k] <= needs[v] and costs.workspace(op.id, k) <= costs.workspace(op.id, v) and _alike(op, k, v) for k in kept)
+        if not beaten:
+            kept.append(v)
+    return sorted(kept) if 0 in kept else kept
+
+
+def _alike(op: Op, one: int, other: int) -> bool:
+    """Whether two forms make the same tensors in the same way of holding them."""
+    a, b = op.form(one), op.form(other)
+    return set(a.outputs) == set(b.outputs) and not a.inplace_of and not b.inplace_of
+
+
+def _with_forms(op: Op, forms: list[int]) -> Op:
+    first, others = op.form(forms[0]), tuple(op.variants[v - 1] for v in forms[1:])
+    name = op.name if forms[0] == 0 else first.name
+    return replace(op, name=name, inputs=first.inputs, outputs=first.outputs, inplace_of=first.inplace_of, variants=others)

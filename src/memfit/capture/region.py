@@ -1,0 +1,115 @@
+"""A piece of a captured step as one callable: its ops as an fx graph, compiled when it first runs.
+
+    fine ops   sub mul add relu   ->   Region(x, mean, var, weight, bias) -> (y,)
+
+Views are made again inside, so only whole storages cross its border. Equal pieces of a network have equal digests and share
+one Region, hence one compilation and one measurement.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from memfit.capture.captured import Captured, OpCall, Ref
+from memfit.capture.compiler import Compiler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """What must run to make `outputs` from `inputs`: ops of the captured step in their order, views included."""
+
+    ops: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+class Region:
+    """Called with a slice's inputs, gives its outputs. Compiles at the first call."""
+
+    def __init__(self, captured: Captured, part: Slice, digest: str, compiler: Compiler) -> None:
+        self.digest, self.num_ops = digest, len(part.ops)
+        self.__name__ = f"region_{digest}"
+        self._source: tuple[Captured, Slice, Compiler] | None = (captured, part, compiler)
+        self._run: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]] | None = None
+
+    def __call__(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
+        run = self._run or self.compile()
+        return run(list(inputs))
+
+    def compile(self) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
+        if self._run is None:
+            assert self._source is not None
+            captured, part, compiler = self._source
+            key = (self.digest, repr(compiler))
+            if key not in _COMPILED:
+                samples = [captured.samples[t] for t in part.inputs]
+                _COMPILED[key] = compiler.compile(module_of(captured, part), [s for s in samples if s is not None])
+            self._run = _COMPILED[key]
+            self._source = None  # the traced step may go now
+        return self._run
+
+
+_COMPILED: dict[tuple[str, str], Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]] = {}  # of this process, over all steps
+
+
+def module_of(captured: Captured, part: Slice) -> torch.fx.GraphModule:
+    """The slice as an fx graph: inputs in order, every op once, outputs as a tuple."""
+    graph = torch.fx.Graph()
+    node_of: dict[int, torch.fx.Node] = {}
+    for position, tensor in enumerate(part.inputs):
+        node_of[tensor] = graph.placeholder(f"x{position}")
+        node_of[tensor].meta["val"] = captured.samples[tensor]
+    for op in part.ops:
+        call = captured.calls[op]
+        args, kwargs = tree_map(lambda v: node_of[v.tensor] if isinstance(v, Ref) else v, (call.args, dict(call.kwargs)))
+        assert call.target is not None
+        node = graph.call_function(call.target, args, kwargs)
+        if call.unpack:
+            node.meta["val"] = tuple(None if t is None else captured.samples[t] for t in call.outputs)
+            _unpack(graph, node, captured, call, node_of)
+        else:
+            (made,) = call.outputs
+            assert made is not None
+            node.meta["val"] = captured.samples[made]
+            node_of.setdefault(made, node)
+    graph.output(tuple(node_of[t] for t in part.outputs))
+    graph.eliminate_dead_code()
+    return torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _unpack(graph: torch.fx.Graph, node: torch.fx.Node, captured: Captured, call: OpCall, node_of: dict[int, torch.fx.Node]) -> None:
+    for k, tensor in enumerate(call.outputs):
+        if tensor is not None and tensor not in node_of:
+            item = graph.call_function(operator.getitem, (node, k))
+            item.meta["val"] = captured.samples[tensor]
+            node_of[tensor] = item
+
+
+def digest_of(captured: Captured, part: Slice) -> str:
+    """Equal for slices that do the same to inputs of the same shapes, wherever in the network they lie."""
+    number: dict[int, int] = {}
+
+    def local(value: Any) -> Any:
+        return ("%", number[value.tensor]) if isinstance(value, Ref) else repr(value)
+
+    text: list[Any] = []
+    for tensor in part.inputs:
+        sample = captured.samples[tensor]
+        assert sample is not None
+        number[tensor] = len(number)
+        text.append((str(sample.dtype), tuple(sample.shape), sample.stride(), str(sample.device)))
+    for op in part.ops:
+        call = captured.calls[op]
+        text.append((str(call.target), str(tree_map(local, (call.args, dict(call.kwargs))))))
+        for made in call.outputs:
+            if made is not None:
+                number.setdefault(made, len(number))
+    text.append([number[t] for t in part.outputs])
+    return hashlib.sha256(repr(text).encode()).hexdigest()[:16]

@@ -1,0 +1,116 @@
+"""Inductor as the compiler of regions: everything private to torch that the fast engine needs, checked on torch 2.11 to 2.13."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from memfit.core.errors import Unsupported
+
+aten, prims = torch.ops.aten, torch.ops.prims
+Compiled = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+
+# Traced whole, so that the loss can be found and done in chunks; a region with one takes it apart itself.
+_LOSS = (aten._log_softmax.default, aten._log_softmax_backward_data.default, aten.nll_loss_forward.default, aten.nll_loss_backward.default)
+# Inductor lowers these, but to a library's kernel that shares nothing with its neighbours.
+_LIBRARY = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolution, aten.convolution_backward, aten._convolution}
+
+
+@dataclass(frozen=True, slots=True)
+class Inductor:
+    """A `capture.compiler.Compiler`. `pads`: matrix products of odd sizes are padded where that is faster."""
+
+    pads: bool = True
+
+    def decompositions(self) -> Mapping[Any, Callable[..., Any]]:
+        return {target: rule for target, rule in _table().items() if target not in _LOSS}
+
+    def improve(self, module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        """Padding of matrix products, attention patterns, one seed for all random numbers."""
+        from torch._inductor import config
+        from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+        from torch._inductor.virtualized import V
+
+        with (
+            config.patch(shape_padding=self.pads and config.shape_padding),
+            V.set_fake_mode(_fake_mode([n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder"])),
+        ):
+            improved: torch.fx.GraphModule = joint_graph_passes(module)
+        return improved
+
+    def fuses(self, target: Any) -> bool:
+        if target in _LOSS:
+            return True
+        lowering = _lowering()
+        packet = getattr(target, "overloadpacket", None)
+        return target in lowering.lowerings and target not in lowering.fallbacks and packet not in _LIBRARY and not _draws(target)
+
+    def compile(self, module: torch.fx.GraphModule, samples: Sequence[torch.Tensor]) -> Compiled:
+        """Inductor's code, or the ops one by one where it has none or shares memory between what must be apart."""
+        if any(n.target in _LOSS for n in module.graph.nodes):
+            module = _decomposed(module, samples)
+        try:
+            return _compile(module, samples)
+        except Exception as error:
+            if any(n.target is prims.inductor_random.default for n in module.graph.nodes):
+                raise Unsupported(
+                    f'Inductor could not compile a piece that draws random numbers ({type(error).__name__}: {str(error)[:200]}): use engine="eager".'
+                ) from error
+            return _one_by_one(module)
+
+
+@functools.cache
+def _lowering() -> Any:
+    import torch._inductor.lowering as lowering
+
+    return lowering
+
+
+@functools.cache
+def _table() -> Mapping[Any, Callable[..., Any]]:
+    _lowering()  # decompositions look into it
+    from torch._inductor.decomposition import select_decomp_table
+
+    return dict(select_decomp_table())
+
+
+def _draws(target: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+
+
+def _fake_mode(values: Sequence[Any]) -> FakeTensorMode:
+    found = next((v.fake_mode for v in values if hasattr(v, "fake_mode")), None)
+    return found or FakeTensorMode()
+
+
+def _decomposed(module: torch.fx.GraphModule, samples: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
+    with _fake_mode(samples):
+        traced: torch.fx.GraphModule = make_fx(module, decomposition_table=dict(_table()), tracing_mode="real")(*samples)
+    return traced
+
+
+def _compile(module: torch.fx.GraphModule, samples: Sequence[torch.Tensor]) -> Compiled:
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.utils import BoxedBool
+
+    (output,) = module.graph.find_nodes(op="output")
+    output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
+    with torch.no_grad(), config.patch({"triton.cudagraphs": False}):
+        code: Any = compile_fx_inner(module, list(samples), cudagraphs=BoxedBool(False))
+    compiled: Compiled = getattr(code, "current_callable", None) or code
+    return compiled
+
+
+def _one_by_one(module: torch.fx.GraphModule) -> Compiled:
+    def run(inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        made: Sequence[torch.Tensor] = module(*inputs)
+        return made
+
+    return run

@@ -1,0 +1,120 @@
+"""What to train and in which forms: a model, how it is called, what surrounds its step, and the engine that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from memfit.capture.captured import Captured
+from memfit.capture.compiler import Compiler
+from memfit.capture.dominated import without_dominated
+from memfit.capture.fused_loss import with_fused_loss
+from memfit.capture.inputs import Call
+from memfit.capture.loss_head import with_chunked_loss
+from memfit.capture.regions import regions_of, with_regions
+from memfit.capture.step import capture
+from memfit.capture.variants import add_variants, with_sliced_convolutions
+from memfit.core.costs import Costs
+from memfit.execute.inductor import Inductor
+from memfit.profile.measured import measured
+from memfit.profile.roofline import roofline
+from memfit.report.progress import Progress
+
+_WORTH_COMPILING = 300  # ops of a step, traced for the compiler
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """`engine`: "eager" runs PyTorch's own kernels, "inductor" compiled regions; "auto" compiles on CUDA what is large enough."""
+
+    model: nn.Module
+    loss_fn: Callable[..., Any] | None = None
+    num_targets: int = 0
+    optimizer: torch.optim.Optimizer | None = None
+    reserve_bytes: int = 0
+    device: str | None = None
+    allow: tuple[str, ...] = ("recompute", "variants")
+    engine: str = "eager"
+
+    def capture(self, call: Call, *, accumulates: bool = False) -> Captured:
+        """The step as PyTorch runs it."""
+        return self._captured(call, accumulates, None)
+
+    def offers(self, call: Call, *, accumulates: bool = False) -> Iterator[Captured]:
+        """The forms of the step among which `prepare.best_plan` chooses."""
+        if self.compiles:
+            fine = self._captured(call, accumulates, Inductor())
+            if self.engine == "inductor" or len(fine.graph.ops) >= _WORTH_COMPILING:
+                yield from self._compiled_offers(call, accumulates, fine)
+                return
+        yield from self._eager_offers(call, accumulates)
+
+    def _eager_offers(self, call: Call, accumulates: bool) -> Iterator[Captured]:
+        """The step as it is, where bounds are tightest; then with variants that give the same bits; then with those that round
+        otherwise; then with its loss in chunks or its largest convolutions in slices: choices too large to make op by op."""
+        plain = self._captured(call, accumulates, None)
+        yield plain
+        if "variants" not in self.allow:
+            return
+        seen = {plain.graph.digest}
+        forms = ((plain, False), (plain, True), (with_chunked_loss(plain), True), (with_sliced_convolutions(plain), True))
+        for captured, rounding in forms:
+            offer = None if captured is None else add_variants(captured, rounding=rounding)
+            if offer is not None and offer.graph.digest not in seen:
+                seen.add(offer.graph.digest)
+                yield offer
+
+    def _compiled_offers(self, call: Call, accumulates: bool, fine: Captured) -> Iterator[Captured]:
+        """The step in regions, then with its loss in chunks too."""
+        variants = "variants" in self.allow
+        yield with_regions(fine, Inductor(), choices=variants)
+        if variants:
+            chunked = with_fused_loss(self._captured(call, accumulates, Inductor(pads=False)), Inductor())
+            if chunked is not None:
+                yield with_regions(chunked, Inductor(), choices=True)
+
+    def _captured(self, call: Call, accumulates: bool, compiler: Compiler | None) -> Captured:
+        return capture(
+            self.model,
+            call,
+            loss_fn=self.loss_fn,
+            num_targets=self.num_targets,
+            optimizer=self.optimizer,
+            accumulates=accumulates,
+            reserve_bytes=self.reserve_bytes,
+            gpu_attention=self.is_elsewhere,
+            compiler=compiler,
+        )
+
+    @cached_property
+    def compiles(self) -> bool:
+        """Whether steps are to be compiled: asked for, or on a GPU that is here."""
+        return self.engine == "inductor" or (
+            self.engine == "auto" and self.device is None and any(p.is_cuda for p in self.model.parameters())
+        )
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the costs are for a named GPU while the model is not on one."""
+        return self.device not in (None, "cpu") and not any(p.is_cuda for p in self.model.parameters())
+
+    def costed(self, captured: Captured, progress: Progress) -> tuple[Captured, Costs]:
+        """Costs, measured on the model's own device or a roofline for the one that was named; without forms that never pay."""
+        costs = self._costs(captured, progress)
+        return without_dominated(captured, costs) if captured.compiled else (captured, costs)
+
+    def _costs(self, captured: Captured, progress: Progress) -> Costs:
+        if self.device is not None:
+            return roofline(captured, self.device)
+        if any(p.device.type == "meta" for p in self.model.parameters()):
+            return roofline(captured, "cpu")
+        regions = regions_of(captured)
+        for position, region in enumerate(regions):
+            progress.update("compiling regions", position, len(regions))
+            region.compile()
+        return measured(captured, progress=progress.update)
