@@ -86,7 +86,7 @@ def planned_arena(device: torch.device) -> StepArena | None:
     if allocator is None or device.type != "cuda":
         return None
     index = device.index if device.index is not None else torch.cuda.current_device()
-    return StepArena(allocator, index, partial(tight_layout, alignment_bytes=BLOCK_BYTES))
+    return StepArena(allocator, index, partial(tight_layout, alignment_bytes=BLOCK_BYTES, gap_fraction=0.0))
 
 
 def allocator_slack(captured: Captured, peak_bytes: int) -> int:

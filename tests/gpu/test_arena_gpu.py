@@ -112,7 +112,7 @@ def test_reserved_is_the_arena_and_the_losses_are_the_same(name: str) -> None:
     assert planned["verdict"][1:] == [0, 0, 0, 0], planned
     assert planned["arena"] is not None
     assert planned["stats"] - planned["arena"] < 2 * 2**20
-    assert planned["reserved"][-1] <= 1.02 * planned["allocated"] + 64 * 2**20
+    assert planned["reserved"][-1] <= planned["allocated"] + 128 * 2**20  # a pool takes chunks of 32 MiB
     assert planned["reserved"][-1] <= plain["reserved"][-1]
 
 

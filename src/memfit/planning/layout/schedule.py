@@ -79,11 +79,16 @@ def layout_of(items: Sequence[Lifetime], *, time_limit_s: float = 10.0, alignmen
 
 
 def tight_layout(
-    items: Sequence[Lifetime], *, alignment_bytes: int = 1, search_s: float = SEARCH_S, limit_bytes: int | None = None
+    items: Sequence[Lifetime],
+    *,
+    alignment_bytes: int = 1,
+    search_s: float = SEARCH_S,
+    limit_bytes: int | None = None,
+    gap_fraction: float = QUICK_GAP_FRACTION,
 ) -> Layout:
-    """Greedy, and `search_s` of search if that wastes more than QUICK_GAP_FRACTION or lies above `limit_bytes`."""
+    """Greedy, and `search_s` of search if that wastes more than `gap_fraction` or lies above `limit_bytes`."""
     layout = layout_of(items, time_limit_s=QUICK_S, alignment_bytes=alignment_bytes, search=False)
-    wasteful = layout.height_bytes > (1 + QUICK_GAP_FRACTION) * max_load(items)
+    wasteful = layout.height_bytes > (1 + gap_fraction) * max_load(items)
     if wasteful or (limit_bytes is not None and layout.height_bytes > limit_bytes):
         better = layout_of(items, time_limit_s=search_s, alignment_bytes=alignment_bytes)
         layout = min(layout, better, key=lambda found: found.height_bytes)
