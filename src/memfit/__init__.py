@@ -56,7 +56,7 @@ _HOME = {
     "use_planned_arena": "memfit.execute.arena",
 }
 
-_ROOMS = ("chain", "tasks")  # libraries of their own: memfit.tasks.assembly_tree(...)
+_ROOMS = ("chain", "tasks", "schedules")  # libraries of their own: memfit.tasks.assembly_tree(...)
 
 __all__ = ["__version__", *_HOME]
 
