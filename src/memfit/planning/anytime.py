@@ -1,16 +1,26 @@
-"""The improvement loop: clock, progress, restarts. Ctrl-C between rounds keeps the best plan."""
+"""The improvement loop: several plans are walked on from, the slower half is dropped again and again. Ctrl-C keeps the best plan.
+
+    walks   a  b  c  d  e  f     each for a while
+            a  .  c  .  e  .     the better half for as long
+            .  .  c  .  .  .     one to the end
+
+Which seed a search ends well from cannot be seen in the seed: near the floor plans of equal time lead to results points apart.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from memfit.planning.lns import Neighbourhood
 from memfit.planning.search import Search
 
 _STALE_S = 2.0
 _TELL_S = 0.5
-
-
 _WORTHWHILE = 1e-3  # an improvement of the plan's time that counts as one
 _LEAST_PATIENCE_S = 1.0
+_MOST_WALKS = 6
+_SLICE = 0.35
+"""Of the time left, the share that one round over all walks takes."""
 
 
 def improve_until(search: Search, *, seconds: float = 1e9, seed: int = 0, patience: float | None = None) -> None:
@@ -18,26 +28,65 @@ def improve_until(search: Search, *, seconds: float = 1e9, seed: int = 0, patien
 
     With `patience` also when a plan is known and nothing worthwhile was found for that share of the time spent.
     """
-    start = search.best if search.best is not None else search.closest
-    if start is None or not len(start):
-        return
+    clock = _Clock(search, search.problem.seconds + min(seconds, max(search.problem.seconds_left, 0.0)), patience)
+    walks = _walks(search, seed)
+    while walks and not clock.over:
+        left = clock.stop_s - search.problem.seconds
+        for walk in walks:
+            _walk(search, walk, clock, _SLICE * left / len(walks) if len(walks) > 1 else left)
+        walks.sort(key=lambda walk: walk.best_standing)
+        walks = walks[: max(len(walks) // 2, 1)]
+
+
+@dataclass(slots=True)
+class _Clock:
+    search: Search
+    stop_s: float
+    patience: float | None
+    reached_ns: int | None = None
+    gained_s: float = 0.0
+    told_s: float = 0.0
+
+    @property
+    def over(self) -> bool:
+        search, now = self.search, self.search.problem.seconds
+        if search.best is not None and (self.reached_ns is None or search.best_time_ns < self.reached_ns * (1 - _WORTHWHILE)):
+            self.reached_ns, self.gained_s = search.best_time_ns, now
+        tired = self.patience is not None and self.reached_ns is not None
+        if tired and now - self.gained_s > max(_LEAST_PATIENCE_S, (self.patience or 0.0) * now):
+            return True
+        return search.done or search.good_enough or now >= self.stop_s
+
+    def tell(self) -> None:
+        problem = self.search.problem
+        if problem.seconds - self.told_s > _TELL_S:
+            self.told_s = problem.seconds
+            problem.tell(self.search.best_time_ns if self.search.best is not None else None, self.search.bound_ns, "search")
+
+
+def _walks(search: Search, seed: int) -> list[Neighbourhood]:
+    """One from each of the best plans known, or from the closest miss."""
+    a, limit = search.problem.model.arrays, search.problem.limit_bytes
+    starts = [(sequence, makers) for _, sequence, makers in search.pool[:_MOST_WALKS]]
+    if search.best is None and search.closest is not None:
+        starts = [(search.closest, search.makers)]
+    return [
+        Neighbourhood(arrays=a, limit=limit, maker=makers, current=start, seed=seed + number)
+        for number, (start, makers) in enumerate(starts)
+        if len(start)
+    ]
+
+
+def _walk(search: Search, walk: Neighbourhood, clock: _Clock, seconds: float) -> None:
     problem = search.problem
-    walk = Neighbourhood(arrays=problem.model.arrays, limit=problem.limit_bytes, maker=search.makers, current=start, seed=seed)
-    began = improved = told = gained = problem.seconds
-    reached = search.best_time_ns if search.best is not None else None
-    while not search.done and not search.good_enough and problem.seconds - began < seconds:
-        left = min(problem.seconds_left, seconds - (problem.seconds - began))
-        slack = 0.01 * max(left, 0.0) / max(left + problem.seconds - began, 1e-9)
+    began = improved = problem.seconds
+    while not clock.over and problem.seconds - began < seconds:
+        slack = 0.01 * (1 - (problem.seconds - began) / max(seconds, 1e-9))
         if walk.round(slack):
             improved = problem.seconds
-            search.offer(walk.best, "search")
+            search.offer(walk.best, "search", walk.maker)
         elif problem.seconds - improved > _STALE_S:
             walk.restart()
             improved = problem.seconds
-        if search.best is not None and (reached is None or search.best_time_ns < reached * (1 - _WORTHWHILE)):
-            reached, gained = search.best_time_ns, problem.seconds
-        if patience is not None and reached is not None and problem.seconds - gained > max(_LEAST_PATIENCE_S, patience * problem.seconds):
-            return
-        if problem.seconds - told > _TELL_S:
-            told = problem.seconds
-            problem.tell(search.best_time_ns if search.best is not None else None, search.bound_ns, "search")
+        clock.tell()
+    walk.restart()

@@ -99,16 +99,19 @@ class CutProgram:
         self.runs = [self._number(flags) for flags in (*able, np.ones(model.num_forms, np.bool_))]
         self.at = [self._number(_members(model.producers[cut], model.num_forms)) for cut in cuts]
         self.keep = [self._number(_made_by(model, flags)) for flags in able]
-        everything = np.ones(model.num_forms, np.bool_)
-        self.after = [self._number(everything) for _ in cuts] if len(self.cuts) > 1 else []
+        self.spans = {(stage, stage): numbers for stage, numbers in enumerate(self.runs)}
+        chain = [(i, j) for j in range(len(self.runs)) for i in range(j)] if len(self.cuts) > 1 else []
+        self.spans |= {(first, last): self._number(self.runs[last] >= 0) for first, last in chain}
         self.rows: list[list[tuple[int, float]]] = []
         self.right: list[float] = []
         for stage in range(len(self.runs)):
             self._flow_rows(stage)
         for cut in range(len(self.cuts)):
             self._keep_rows(cut)
-        for cut in range(len(self.after)):
-            self._presence_rows(cut)
+        for first, last in chain:
+            self._span_rows(first, last)
+        for first, last in self.spans if chain else ():
+            self._made_rows(first, last)
         self._result_rows()
         self._required_rows()
         self._once_rows()
@@ -160,28 +163,44 @@ class CutProgram:
                     self._row([(int(at[f]), 1.0), (int(keep[s]), -1.0)], 0.0)
         self._row([(int(v), -1.0) for v in at if v >= 0], -1.0)
 
-    def _presence_rows(self, cut: int) -> None:
-        """Whether a form runs at all after a cut: else half a run in each of two stages would get by with half its inputs."""
-        model, after = self.model, self.after[cut]
-        runs = (*self.runs[cut + 1 :], *self.at[cut + 1 :])
+    def _span_rows(self, first: int, last: int) -> None:
+        """Whether a form runs at all in stages `first` to `last`: else half a run in each of two would get by with half its inputs.
+
+        So a chain is never weaker than the chains it contains, for which these are the runs of one stage.
+        """
+        model, end = self.model, len(self.cuts)
+        span = self.spans[first, last]
+        parts = (*self.runs[first : last + 1], *self.at[first:last])
 
         def there(s: int) -> list[tuple[int, float]]:
-            found = [int(after[g]) for g in model.producers[s]] + [int(self.at[cut][g]) for g in model.producers[s]]
-            return [(v, -1.0) for v in (*found, int(self.keep[cut][s])) if v >= 0]
+            found = [int(span[g]) for g in model.producers[s]]
+            if first:
+                found += [int(self.keep[first - 1][s]), *(int(self.at[first - 1][g]) for g in model.producers[s])]
+            return [(v, -1.0) for v in found if v >= 0]
 
-        for f in range(model.num_forms):
-            self._row([(int(after[f]), 1.0), *((int(numbers[f]), -1.0) for numbers in runs if numbers[f] >= 0)], 0.0)
+        for f in map(int, np.flatnonzero(span >= 0)):
+            self._row([(int(span[f]), 1.0), *((int(numbers[f]), -1.0) for numbers in parts if numbers[f] >= 0)], 0.0)
             for s in model.ins[f]:
-                self._row([(int(after[f]), 1.0), *there(s)], 0.0)
-        for s in map(int, np.flatnonzero(model.arrays.pinned)):
+                if first or not model.arrays.source[s]:
+                    self._row([(int(span[f]), 1.0), *there(s)], 0.0)
+        if last < end:
+            for s in map(int, np.flatnonzero(self.keep[last] >= 0)):
+                if first or not model.arrays.source[s]:
+                    self._row([(int(self.keep[last][s]), 1.0), *there(s)], 0.0)
+        for s in map(int, np.flatnonzero(model.arrays.pinned)) if last == end else ():
             self._row(there(s), -1.0)
-        early = (*self.runs[: cut + 1], *self.at[: cut + 1])
-        for s in sorted(required_for(model, self.cuts[cut])):
-            made = [int(numbers[f]) for f in model.producers[s] for numbers in (*self.runs[: cut + 1], *self.at[:cut]) if numbers[f] >= 0]
-            self._row([(v, -1.0) for v in made], -1.0)
-        for s in sorted(required_storages(model)):
-            made = [int(numbers[f]) for f in model.producers[s] for numbers in (*early, after) if numbers[f] >= 0]
-            self._row([(v, -1.0) for v in made], -1.0)
+
+    def _made_rows(self, first: int, last: int) -> None:
+        """What every plan makes by the end of a span that begins with the step, or before and in one that ends with it."""
+        model, end = self.model, len(self.cuts)
+        if first and last < end:
+            return
+        parts = [self.spans[first, last]]
+        if first:
+            parts += [self.spans[0, first - 1], self.at[first - 1]]
+        wanted = required_storages(model) if last == end else required_for(model, self.cuts[last])
+        for s in sorted(wanted):
+            self._row([(int(numbers[f]), -1.0) for f in model.producers[s] for numbers in parts if numbers[f] >= 0], -1.0)
 
     def _result_rows(self) -> None:
         for s in np.flatnonzero(self.model.arrays.pinned):

@@ -33,6 +33,8 @@ from memfit.planning.sqrt_segments import SqrtSegments, bytes_made, segments_seq
 
 SHARES = (1.0, 0.97, 0.93, 0.88, 0.8, 0.7, 0.6)
 """Shares of the budget the LP is solved for."""
+_LOOKED_AT = 8
+"""Cuts whose LP is solved before one is chosen to be refined."""
 LARGE = 3000
 """Forms from which on seeds are found by guessing the share rather than by repair."""
 
@@ -123,12 +125,21 @@ def _seeds_of(search: Search, program: CutProgram, shares: list[float], note: st
 
 
 def explore_refined(search: Search, *, seconds: float) -> None:
-    """Chains of cuts solved exactly, for graphs the solver is up to."""
-    model = search.problem.model
-    if model.num_forms < LARGE and not search.done:
-        first = next(cuts_near_peak(model, np.array(model.agenda, np.int64)), None)
-        if first is not None:
-            refine(search, first, seconds=seconds)
+    """Chains of cuts solved exactly, for graphs the solver is up to, from the cut whose LP says most."""
+    problem, stop = search.problem, search.problem.seconds + seconds
+    if problem.model.num_forms >= LARGE or search.done or search.good_enough:
+        return
+    bounds: list[tuple[int, int, int]] = []
+    for number, cut in enumerate(cuts_near_peak(problem.model, np.array(problem.model.agenda, np.int64))):
+        if number >= _LOOKED_AT or (number and problem.seconds > stop - 0.85 * seconds):
+            break
+        solution = CutProgram(problem.model, (cut,)).solve(problem.limit_bytes, time_limit_s=max(problem.seconds_left, 0.1))
+        if solution is not None:
+            bounds.append((solution.bound_ns, -number, cut))
+    if bounds:
+        if not problem.model.partial:
+            search.raise_bound(max(bounds)[0])
+        refine(search, max(bounds)[-1], seconds=stop - problem.seconds)
 
 
 def explore_simple(search: Search) -> None:

@@ -29,19 +29,21 @@ class Portfolio:
 
     def plan(self, problem: Problem) -> Outcome:
         search = Search(problem, enough_points=self.enough_points)
-        share = 0.2 if problem.model.num_forms < LARGE else 0.6
+        limit_s = problem.time_limit_s
         try:
-            explore_cuts(search, max_cuts=1, seconds=max(2.0, 0.5 * problem.time_limit_s))
-            explore_refined(search, seconds=0.35 * problem.time_limit_s)
+            explore_cuts(search, max_cuts=1, seconds=max(2.0, 0.5 * limit_s))
             explore_simple(search)
             if search.best is None and not search.done:
                 explore_orders(search)
-            explore_cuts(search, max_cuts=12, first=1, seconds=max(1.0, share * problem.time_limit_s))
+            explore_refined(search, seconds=0.4 * limit_s)
+            if not search.good_enough:
+                improve_until(search, seconds=0.15 * limit_s, seed=self.seed, patience=self.patience)
+            explore_cuts(search, max_cuts=12, first=1, seconds=max(1.0, (0.1 if problem.model.num_forms < LARGE else 0.6) * limit_s))
             if not search.done and not search.good_enough:
                 explore_orders(search)
             if not search.done and not search.good_enough:
                 explore_segments(search)
-            improve_until(search, seed=self.seed, patience=self.patience)
+            improve_until(search, seed=self.seed + 100, patience=self.patience)
         except KeyboardInterrupt:
             problem.tell(search.best_time_ns if search.best is not None else None, search.bound_ns, "stopped: the best plan so far is kept")
         outcome = outcome_of(search, self.name)

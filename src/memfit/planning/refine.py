@@ -6,7 +6,7 @@
 A program of few cuts relaxes the problem, so its value bounds every plan; the sequence played from it takes exactly that
 time, but may hold too much at moments no cut looks at. Each round adds the worst of them as a cut, kept in a chain in which
 each must come after the one before. When the sequence fits, bound and plan have met. Near the floor the programs grow faster
-than the solver: then what it has is a better bound and a seed closer to the budget than one cut's, and repair does the rest.
+than branch and bound can follow: from there on the LPs of longer chains give a better bound, and seeds that repair mends.
 """
 
 from __future__ import annotations
@@ -22,11 +22,17 @@ from memfit.planning.replay import INVALID, peak_and_time, usage_of
 from memfit.planning.search import Search
 from memfit.planning.seeds import seeds_from
 
-_MOST_CUTS = 10
-_MOST_ROWS = 90_000
+_MOST_CUTS = 16
+_MOST_ROWS = 150_000
+_CLOSED = 1e-4
+"""Gap of a 0-1 program, in parts of the step's time, up to which it counts as solved."""
+_MISSES = 2
+"""Programs the solver may fail to close before only LPs are asked."""
 _SMALL_MISS = 0.1
 """A seed over budget by no more than this share is solved for again with that much less."""
-_WORTHWHILE_POINTS = 0.01
+SHARES = (0.97, 0.93, 0.88, 0.8)
+"""Shares of the budget that each chain's LP is rounded for: where the exact answer does not fit, which one mends well is luck."""
+_WORTHWHILE = 1e-4
 _PATIENCE = 3
 """Rounds without a better bound or plan after which further cuts are not worth their time."""
 
@@ -35,40 +41,53 @@ def refine(search: Search, first: int, *, seconds: float) -> None:
     """Raise the bound and offer plans from longer and longer chains of cuts, beginning with `first`."""
     problem, stop = search.problem, search.problem.seconds + seconds
     chain = Chain(problem.model, first)
-    stale, before = 0, search.gap_points
+    stale, misses, before = 0, 0, (0, search.best_time_ns)
+    worthwhile = _WORTHWHILE * problem.model.base_time_ns
     while stale < _PATIENCE and len(chain.cuts) <= _MOST_CUTS:
         left = min(stop - problem.seconds, problem.seconds_left)
+        if search.done or search.nearly_closed or left <= 0:
+            break
         program = CutProgram(problem.model, chain.cuts)
-        if search.done or search.nearly_closed or left <= 0 or len(program.rows) > _MOST_ROWS:
+        if len(program.rows) > _MOST_ROWS:
             break
-        played = _round(search, program, min(left, max(0.25 * seconds, 0.5)))
-        if played is None:
+        whole, round_s = misses < _MISSES, max(0.12 * left, 0.4)
+        solution = _solved(search, program, round_s if whole else left, whole)
+        if solution is None:
             break
-        stale = 0 if search.best is None or search.gap_points < before - _WORTHWHILE_POINTS else stale + 1
-        before = search.gap_points
+        misses += whole and solution.time_ns - solution.bound_ns > _CLOSED * problem.model.base_time_ns
+        played = _play(search, program, solution, round_s, whole)
+        gained = solution.bound_ns > before[0] + worthwhile or search.best_time_ns < before[1] - worthwhile
+        stale = 0 if gained or search.best is None else stale + 1
+        before = (solution.bound_ns, search.best_time_ns)
         if not chain.cut_again(played, problem.limit_bytes):
             break
 
 
-def _round(search: Search, program: CutProgram, seconds: float) -> Ints | None:
-    """Solve, play and mend; where the sequence misses the budget by little also for that much less. Returns what was first played."""
+def _solved(search: Search, program: CutProgram, seconds: float, whole: bool) -> CutSolution | None:
     limit = search.problem.limit_bytes
-    solution = program.solve_whole(limit, time_limit_s=seconds)
-    if solution is None:
-        return None
-    if not search.problem.model.partial:
+    solution = program.solve_whole(limit, time_limit_s=seconds) if whole else program.solve(limit, time_limit_s=seconds)
+    if solution is not None and not search.problem.model.partial:
         search.raise_bound(solution.bound_ns)
-    played, peak = _offer(search, solution, f"{len(program.cuts)} cuts")
+    return solution
+
+
+def _play(search: Search, program: CutProgram, solution: CutSolution, seconds: float, whole: bool) -> Ints:
+    """Play and mend a solution, and those for somewhat less than the budget. Returns the given one as it was played."""
+    limit, began, name = search.problem.limit_bytes, search.problem.seconds, f"{len(program.cuts)} cuts"
+    played, peak = _offer(search, solution, name)
     share = 1.0
-    for _ in range(3):
-        miss = peak / max(limit, 1) - 1
-        if not 0 < miss <= _SMALL_MISS or search.nearly_closed or search.problem.seconds_left <= 0:
-            break
-        share *= 0.9998 / (1 + miss)
+    while whole and 0 < peak / max(limit, 1) - 1 <= _SMALL_MISS and share > 0.9 and search.problem.seconds - began < seconds:
+        share *= 0.9998 * limit / peak
         tighter = program.solve_whole(int(limit * share), time_limit_s=0.5 * seconds)
-        if tighter is None:
+        if tighter is None or search.nearly_closed:
             break
-        _, peak = _offer(search, tighter, f"{len(program.cuts)} cuts at {share:.1%}")
+        _, peak = _offer(search, tighter, f"{name} at {share:.1%}")
+    for share in SHARES if whole else SHARES[1:2]:
+        if search.nearly_closed or search.problem.seconds - began > seconds:
+            break
+        rounded = program.solve(int(limit * share), time_limit_s=seconds)
+        if rounded is not None:
+            _offer(search, rounded, f"{name} at {share:.0%}")
     return played
 
 

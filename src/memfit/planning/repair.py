@@ -74,54 +74,63 @@ def idle_values(a: Arrays, seq: Ints, q: int, maker: Ints, victims: Ints, next_u
 
 
 @kernel
-def life_ends(a: Arrays, seq: Ints, u: int, made: Ints, ends: Ints) -> None:
-    """For each storage the latest value made before position u: where it was made (-1: none) and its last use so far known."""
-    num = len(a.size)
-    n = len(seq)
+def lives_of(a: Arrays, seq: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """All values of every storage in the order they are made: (ptr, begin, last use, position at which it is overwritten or n)."""
+    num, n = len(a.size), len(seq)
+    ptr = np.zeros(num + 1, np.int64)
     for s in range(num):
-        made[s] = 0 if a.source[s] else -1
-        ends[s] = n if a.source[s] else -1
-    for p in range(u):
+        ptr[s + 1] = a.source[s]
+    for p in range(n):
         f = seq[p]
-        for k in range(a.in_ptr[f], a.in_ptr[f + 1]):
-            if not a.source[a.in_idx[k]]:
-                ends[a.in_idx[k]] = p
-        for k in range(a.take_ptr[f], a.take_ptr[f + 1]):
-            made[a.take_old[k]] = -1
-            made[a.take_new[k]] = p
-            ends[a.take_new[k]] = n if a.pinned[a.take_new[k]] else p
         for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
-            s = a.out_idx[k]
-            if a.pinned[s] and made[s] >= 0:
-                continue
-            made[s] = p
-            ends[s] = n if a.pinned[s] else p
-    open_ = np.ones(num, np.bool_)
-    for p in range(u, n):
+            ptr[a.out_idx[k] + 1] += 1
+        for k in range(a.take_ptr[f], a.take_ptr[f + 1]):
+            ptr[a.take_new[k] + 1] += 1
+    for s in range(num):
+        ptr[s + 1] += ptr[s]
+    begin, end, gone = np.empty(ptr[num], np.int64), np.empty(ptr[num], np.int64), np.full(ptr[num], n, np.int64)
+    at = np.empty(num, np.int64)
+    for s in range(num):
+        at[s] = ptr[s] - 1
+        if a.source[s]:
+            at[s] += 1
+            begin[at[s]] = -1
+            end[at[s]] = n
+    for p in range(n):
         f = seq[p]
         for k in range(a.in_ptr[f], a.in_ptr[f + 1]):
             s = a.in_idx[k]
-            if open_[s] and ends[s] < p:
-                ends[s] = p
-        for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
-            open_[a.out_idx[k]] = False
+            if at[s] >= ptr[s] and end[at[s]] < n:
+                end[at[s]] = p
         for k in range(a.take_ptr[f], a.take_ptr[f + 1]):
-            open_[a.take_new[k]] = False
+            old, new = a.take_old[k], a.take_new[k]
+            if at[old] >= ptr[old]:
+                gone[at[old]] = p
+            at[new] += 1
+            begin[at[new]] = p
+            end[at[new]] = n if a.pinned[new] else p
+        for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
+            s = a.out_idx[k]
+            at[s] += 1
+            begin[at[s]] = p
+            end[at[s]] = n if a.pinned[s] else p
+    return ptr, begin, end, gone
 
 
 @kernel
-def is_present(a: Arrays, s: int, usage: Ints, u: int, limit: int, mode: int, made: Ints, ends: Ints) -> bool:
-    """Whether forms inserted before u may read storage s: it is alive there, or (by mode) kept alive until there."""
-    if made[s] < 0:
+def is_present(a: Arrays, s: int, above: Ints, u: int, limit: int, mode: int, ptr: Ints, begin: Ints, end: Ints, gone: Ints) -> bool:
+    """Whether forms inserted before u may read storage s: it is alive there, or (by mode) kept alive until there.
+
+    `above[p]` is the most held from p to u.
+    """
+    i = ptr[s + 1] - 1
+    while i >= ptr[s] and begin[i] >= u:
+        i -= 1
+    if i < ptr[s] or gone[i] < u:
         return False
-    if ends[s] >= u or mode == EXTEND:
+    if end[i] >= u or mode == EXTEND:
         return True
-    if mode == RECOMPUTE:
-        return False
-    for p in range(ends[s] + 1, u):  # noqa: SIM110 (compiled)
-        if usage[p] + a.size[s] > limit:
-            return False
-    return True
+    return mode != RECOMPUTE and above[end[i] + 1] + a.size[s] <= limit
 
 
 @kernel
@@ -129,12 +138,11 @@ def closure(
     a: Arrays,
     storage: int,
     maker: Ints,
-    usage: Ints,
+    above: Ints,
     u: int,
     limit: int,
     mode: int,
-    made: Ints,
-    ends: Ints,
+    lives: tuple[Ints, Ints, Ints, Ints],
     known: Ints,
     stamp: int,
     out: Ints,
@@ -153,7 +161,7 @@ def closure(
         for k in range(a.in_ptr[f], a.in_ptr[f + 1]):
             s = a.in_idx[k]
             if known[s] < 2 * stamp:
-                known[s] = 2 * stamp + is_present(a, s, usage, u, limit, mode, made, ends)
+                known[s] = 2 * stamp + is_present(a, s, above, u, limit, mode, lives[0], lives[1], lives[2], lives[3])
             if known[s] == 2 * stamp:
                 missing = s
                 break
@@ -183,19 +191,22 @@ def closures_for(
 ) -> int:
     """The insertions that drop each victim until its next use, by each mode: rows of (storage, u, start, length) in `forms`."""
     num = len(a.size)
-    made, ends = np.empty(num, np.int64), np.empty(num, np.int64)
+    lives = lives_of(a, seq)
+    above = np.zeros(len(seq) + 2, np.int64)
     known = np.full(num, -1, np.int64)
     buffer = np.empty(4 * len(a.time) + 8, np.int64)
     at, filled, total, stamp = -1, 0, 0, 0
     for i in range(len(victims)):
         s, u = victims[i], next_use[i]
         if u != at:
-            life_ends(a, seq, u, made, ends)
+            above[u] = 0
+            for p in range(u - 1, -1, -1):
+                above[p] = max(above[p + 1], usage[p])
             at = u
         first, second = -1, -1
         for mode in range(3):
             stamp += 1
-            length = closure(a, s, maker, usage, u, limit, mode, made, ends, known, stamp, buffer)
+            length = closure(a, s, maker, above, u, limit, mode, lives, known, stamp, buffer)
             if length < 0 or length in (first, second) or total + length > len(forms) or filled == len(rows):
                 continue
             first, second = second, length

@@ -16,6 +16,7 @@ from memfit.planning.repair import Repairer
 from memfit.planning.replay import INVALID, peak_and_time
 
 _NEARLY_POINTS = 0.005
+_REMEMBERED = 8
 
 
 @dataclass(slots=True)
@@ -26,6 +27,7 @@ class Search:
     enough_points: float = 0.3
     best: Ints | None = None
     best_time_ns: int = 0
+    pool: list[tuple[int, Ints, Ints]] = field(default_factory=list)  # the fastest that fit: time, sequence, makers
     closest: Ints | None = None  # least peak seen, while nothing fits
     closest_peak_bytes: int = 2**62
     bound_ns: int = 0
@@ -70,18 +72,28 @@ class Search:
     def raise_bound(self, bound_ns: int) -> None:
         self.bound_ns = max(self.bound_ns, bound_ns)
 
-    def offer(self, sequence: Ints, note: str = "") -> bool:
+    def offer(self, sequence: Ints, note: str = "", makers: Ints | None = None) -> bool:
         """Take a sequence if it fits and is faster than the best; remember the lowest peak otherwise."""
         peak, time = peak_and_time(self.problem.model.arrays, sequence)
         if peak == INVALID:
             return False
         if peak < self.closest_peak_bytes:
             self.closest, self.closest_peak_bytes = sequence, peak
+        if peak <= self.problem.limit_bytes:
+            self._remember(time, sequence, self.makers if makers is None else makers)
         if peak > self.problem.limit_bytes or (self.best is not None and time >= self.best_time_ns):
             return False
         self.best, self.best_time_ns = sequence, time
+        if makers is not None:
+            self.makers = makers
         self.problem.tell(time, self.bound_ns, note)
         return True
+
+    def _remember(self, time: int, sequence: Ints, makers: Ints) -> None:
+        if all(time != known for known, _, _ in self.pool):
+            self.pool.append((time, sequence, makers))
+            self.pool.sort(key=lambda item: item[0])
+            del self.pool[_REMEMBERED:]
 
     def mend(self, sequence: Ints, makers: Ints, note: str, *, top: int = 24, wide: int = 96, seconds: float = 20.0) -> bool:
         """Repair, polish, offer; each of the two for at most `seconds`."""
@@ -96,7 +108,4 @@ class Search:
         peak, _ = peak_and_time(a, fixed)
         if peak != INVALID and peak <= limit:
             fixed = polish(a, fixed, limit, 6, perf_counter() + seconds)
-        better = self.offer(fixed, note)
-        if better:
-            self.makers = makers
-        return better
+        return self.offer(fixed, note, makers)
