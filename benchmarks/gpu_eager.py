@@ -271,7 +271,7 @@ def _clean(device: str) -> None:
 
 
 def device_name(device: str) -> str:
-    return torch.cuda.getdevice_name() if device == "cuda" else "cpu"
+    return torch.cuda.get_device_name() if device == "cuda" else "cpu"
 
 
 def commit() -> str:

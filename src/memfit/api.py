@@ -58,6 +58,8 @@ def fit(
     The budget covers parameters, gradients, optimizer state (give `optimizer`), inputs, activations, temporaries and
     library workspaces. With `loss_fn` the loss is planned too: `fitted(*inputs, *targets)` gives the loss. A loss outside
     has temporaries the plan cannot see: leave `reserve` bytes for them. Raises InfeasibleBudget before anything runs.
+    `engine`: "eager" runs PyTorch's own kernels, bit for bit those of the plain model; "inductor" compiles the step in regions,
+    faster and with other rounding, as torch.compile; "auto" compiles on CUDA when the step is large enough.
     `allow`: "recompute"; "variants", other implementations of ops where the plain ones have no plan, those with the same bits
     first, then those that only round otherwise; "rounding" compares them all and takes the fastest.
     `check` compares the first step with the plain model: "auto" where that is small and fits, True where it fits, False never.
@@ -78,7 +80,10 @@ def fit(
 
 def stepper_for(model: nn.Module, options: dict[str, Any]) -> Stepper:
     """The stepper behind the compile backend: options as `fit` takes them, shapes planned as they come."""
-    task = Task(model=model, optimizer=options.get("optimizer"), reserve_bytes=parse_bytes(options.get("reserve", 0), what="reserve"))
+    engine = options.get("engine", "auto")
+    _check_engine(engine)
+    reserve_bytes = parse_bytes(options.get("reserve", 0), what="reserve")
+    task = Task(model=model, optimizer=options.get("optimizer"), reserve_bytes=reserve_bytes, engine=engine)
     return _stepper(
         task,
         parse_bytes(options["budget"], what="budget"),
@@ -171,10 +176,14 @@ def frontier(
 def _check_options(model: Any, engine: str, allow: Sequence[str], check: bool | str) -> None:
     if isinstance(model, FittedModule):
         raise BadInput("this model is fitted already: fit the plain model, with the new budget.")
-    if engine not in ENGINES:
-        raise BadInput(f"engine {engine!r} is not known: choose one of {', '.join(ENGINES)}.")
+    _check_engine(engine)
     unknown = [a for a in ([allow] if isinstance(allow, str) else allow) if a not in ALLOWED]
     if unknown:
         raise BadInput(f"allow={unknown[0]!r} is not known: choose from {', '.join(ALLOWED)}.")
     if check not in (True, False, "auto"):
         raise BadInput(f"check={check!r} is not known: True, False or 'auto'.")
+
+
+def _check_engine(engine: str) -> None:
+    if engine not in ENGINES:
+        raise BadInput(f"engine {engine!r} is not known: choose one of {', '.join(ENGINES)}.")

@@ -18,7 +18,7 @@ from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call, Inputs
 from memfit.core.budget import Budget
 from memfit.core.costs import Costs
-from memfit.core.errors import BadInput
+from memfit.core.errors import BadInput, Unsupported
 from memfit.core.graph import Graph
 from memfit.core.io import load
 from memfit.core.outcome import Outcome, Status
@@ -33,7 +33,7 @@ from memfit.planning import plan as find_plan
 from memfit.planning.layout import tight_layout
 from memfit.planning.portfolio import Portfolio
 from memfit.report.progress import Progress
-from memfit.task import Task
+from memfit.task import Task, compile_regions
 
 if TYPE_CHECKING:
     from memfit.planning import Planner
@@ -49,7 +49,19 @@ def make_ready(
     time_limit_s: float = 30,
     plan: Plan | None = None,
 ) -> Ready:
-    """Capture, profile, plan and generate one call."""
+    """Capture, profile, plan and generate one call. What "auto" cannot compile runs on PyTorch's own kernels."""
+    try:
+        return _make_ready(task, call, budget, accumulates, planner, time_limit_s, plan)
+    except Unsupported as error:
+        if task.engine != "auto" or not task.compiles:
+            raise
+        ready = _make_ready(replace(task, engine="eager"), call, budget, accumulates, planner, time_limit_s, plan)
+        return replace(ready, note=f"runs on the eager engine: {error}")
+
+
+def _make_ready(
+    task: Task, call: Call, budget: Budget, accumulates: bool, planner: str | Planner, time_limit_s: float, plan: Plan | None
+) -> Ready:
     with Progress("memfit") as progress:
         progress.update("tracing the model")
         offers = (task.costed(c, progress) for c in task.offers(call, accumulates=accumulates))
@@ -67,6 +79,7 @@ def make_ready(
             compare_all = "rounding" in task.allow or first[0].compiled
             settings = PlanSettings(planner=planner, time_limit_s=time_limit_s, compare_all=compare_all)
             captured, costs, chosen = best_plan(every, budget, settings, progress)
+        compile_regions((captured.call(s.op, s.variant).target for s in chosen.schedule.computes), progress)
         return Ready(
             captured=captured,
             costs=costs,

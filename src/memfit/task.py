@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,8 +15,9 @@ from memfit.capture.compiler import Compiler
 from memfit.capture.dominated import without_dominated
 from memfit.capture.fused_loss import with_fused_loss
 from memfit.capture.inputs import Call
-from memfit.capture.loss_head import with_chunked_loss
-from memfit.capture.regions import regions_of, with_regions
+from memfit.capture.loss_head import has_large_loss, with_chunked_loss
+from memfit.capture.region import Region
+from memfit.capture.regions import with_regions
 from memfit.capture.step import capture
 from memfit.capture.variants import add_variants, with_sliced_convolutions
 from memfit.core.costs import Costs
@@ -73,7 +74,7 @@ class Task:
         """The step in regions, then with its loss in chunks too."""
         variants = "variants" in self.allow
         yield with_regions(fine, Inductor(), choices=variants)
-        if variants:
+        if variants and has_large_loss(fine):
             chunked = with_fused_loss(self._captured(call, accumulates, Inductor(pads=False)), Inductor())
             if chunked is not None:
                 yield with_regions(chunked, Inductor(), choices=True)
@@ -113,8 +114,14 @@ class Task:
             return roofline(captured, self.device)
         if any(p.device.type == "meta" for p in self.model.parameters()):
             return roofline(captured, "cpu")
-        regions = regions_of(captured)
-        for position, region in enumerate(regions):
-            progress.update("compiling regions", position, len(regions))
-            region.compile()
-        return measured(captured, progress=progress.update)
+        return measured(captured, progress=progress.update, build=lambda targets: compile_regions(targets, progress))
+
+
+def compile_regions(targets: Iterable[Any], progress: Progress) -> None:
+    """Compile those that are regions and are not compiled yet, all together."""
+    regions = list({t.digest: t for t in targets if isinstance(t, Region) and not t.is_compiled}.values())
+    if regions:
+        with Inductor().together():
+            for position, region in enumerate(regions):
+                progress.update("compiling regions", position, len(regions))
+                region.compile()

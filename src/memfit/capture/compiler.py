@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +22,10 @@ class Compiler(Protocol):
 
     def fuses(self, target: Any) -> bool:
         """Whether the compiler makes its own kernels for an op, so that neighbours share them."""
+        ...
+
+    def together(self) -> AbstractContextManager[None]:
+        """Around many calls of `compile`, whose results run only after: for doing the slow part of all of them at once."""
         ...
 
     def compile(

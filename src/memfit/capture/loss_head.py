@@ -50,9 +50,18 @@ def find_heads(captured: Captured, *, least_fraction: float) -> tuple[Rewriter, 
     """Losses whose logits are at least this fraction of the step's bytes, and a rewriter to replace them with."""
     total = sum(s.size_bytes for s in captured.graph.storages)
     rewriter = Rewriter(captured, least_bytes=max(1, int(total * least_fraction)))
-    softmaxes = (op for op in captured.graph.ops if captured.calls[op.id].target is aten._log_softmax.default)
-    found = (_find(rewriter, op) for op in softmaxes if rewriter.is_large(op.outputs[0]))
+    found = (_find(rewriter, op) for op in _softmaxes(captured) if rewriter.is_large(op.outputs[0]))
     return rewriter, [head for head in found if head is not None]
+
+
+def has_large_loss(captured: Captured, *, least_fraction: float = 1 / 200) -> bool:
+    """Whether looking for a loss worth doing in chunks can pay at all."""
+    total = sum(s.size_bytes for s in captured.graph.storages)
+    return any(captured.graph.size_of(op.outputs[0]) >= total * least_fraction for op in _softmaxes(captured))
+
+
+def _softmaxes(captured: Captured) -> list[Op]:
+    return [op for op in captured.graph.ops if captured.calls[op.id].target is aten._log_softmax.default]
 
 
 def _replace(rewriter: Rewriter, head: Head) -> None:

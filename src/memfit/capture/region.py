@@ -20,6 +20,8 @@ from torch.utils._pytree import tree_map
 from memfit.capture.captured import Captured, OpCall, Ref
 from memfit.capture.compiler import Compiler
 
+Run = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
@@ -37,13 +39,24 @@ class Region:
         self.digest, self.num_ops = digest, len(part.ops)
         self.__name__ = f"region_{digest}"
         self._source: tuple[Captured, Slice, Compiler] | None = (captured, part, compiler)
-        self._run: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]] | None = None
+        self._run: Run | None = None
+        self._trusted = False
 
     def __call__(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
         run = self._run or self.compile()
-        return run(list(inputs))
+        made = run(list(inputs))
+        if not self._trusted:
+            self._trusted = True
+            if _shares_memory(inputs, made):
+                self._run = _separated(run)
+                return [t.clone() for t in made]
+        return made
 
-    def compile(self) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
+    @property
+    def is_compiled(self) -> bool:
+        return self._run is not None
+
+    def compile(self) -> Run:
         if self._run is None:
             assert self._source is not None
             captured, part, compiler = self._source
@@ -56,7 +69,17 @@ class Region:
         return self._run
 
 
-_COMPILED: dict[tuple[str, str], Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]] = {}  # of this process, over all steps
+_COMPILED: dict[tuple[str, str], Run] = {}  # of this process, over all steps
+
+
+def _shares_memory(inputs: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> bool:
+    """Whether an output lies in an input or in another output: a compiler may find them equal, but a plan frees them one by one."""
+    seen = [t.untyped_storage()._cdata for t in made]
+    return len(set(seen)) < len(seen) or not {t.untyped_storage()._cdata for t in inputs}.isdisjoint(seen)
+
+
+def _separated(run: Run) -> Run:
+    return lambda inputs: [t.clone() for t in run(inputs)]
 
 
 def module_of(captured: Captured, part: Slice) -> torch.fx.GraphModule:

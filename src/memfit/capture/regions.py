@@ -7,7 +7,8 @@ Everything after (costs, planning, generated code, sessions) works on the coarse
 planner is offered other ways to the same values, each with its own compiled code and its own measured cost:
 
 - *again*: one output of a forward region from its other outputs (a normalisation from its input and saved statistics),
-- *deeper*: a backward region that makes a forward activation again inside its kernels instead of reading it.
+- *deeper*: a backward region that makes a forward activation again inside its kernels instead of reading it,
+- *apart*: the outputs of a region with the largest working sets one by one, which reads more and holds less.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from memfit.capture.compiler import Compiler
 from memfit.capture.fusion import Fusion, Group
 from memfit.capture.region import Region, Slice, digest_of
 from memfit.core.graph import Graph, Op, Variant
+
+_HEAVY = 0.6  # of the largest working set of a region: from there on its outputs are offered one by one
 
 
 @dataclass(slots=True)
@@ -46,7 +49,7 @@ class _Item:
         return {t for form in self.every_form for t in form.inputs}
 
 
-def with_regions(captured: Captured, compiler: Compiler, *, choices: bool = True, least_fraction: float = 1 / 400) -> Captured:
+def with_regions(captured: Captured, compiler: Compiler, *, choices: bool = True, least_fraction: float = 1 / 2000) -> Captured:
     """The same step in regions. Without `choices` each region comes in one form only: less to compile."""
     return _Regions(captured, compiler, least_fraction).gather(choices)
 
@@ -55,20 +58,29 @@ class _Regions:
     def __init__(self, captured: Captured, compiler: Compiler, least_fraction: float) -> None:
         self.captured, self.graph, self.compiler = captured, captured.graph, compiler
         self.fusion = Fusion(captured, compiler.fuses)
-        self.least_bytes = max(1, int(sum(s.size_bytes for s in self.graph.storages) * least_fraction))
+        crossing = sum(self.fusion.size(v) for v, op in self.fusion.maker.items() if not self.fusion.fused[op] or v in self.fusion.crossing)
+        self.least_bytes = max(1, int(crossing * least_fraction))
         self.known: dict[str, Region] = {}
 
     def gather(self, choices: bool) -> Captured:
         items = [*self._others()]
-        for group in self.fusion.groups:
-            part = self.fusion.slice(group.outputs, own=group.ops)
+        parts = [(group, self.fusion.slice(group.outputs, own=group.ops)) for group in self.fusion.groups]
+        heavy = _HEAVY * max((self._working_set(part) for _, part in parts), default=0)
+        for group, part in parts:
             item = self._item(part, "region", max(group.ops.intersection(part.ops)))
             items.append(item)
-            if choices and group.is_backward:
+            if not choices:
+                continue
+            if group.is_backward:
                 self._add_deeper(item, group, part)
-            elif choices:
+            else:
                 items.extend(self._again(group, part))
+            if self._working_set(part) >= heavy:
+                items.extend(self._apart(group, part))
         return _assemble(self.captured, _sorted(items))
+
+    def _working_set(self, part: Slice) -> int:
+        return sum(self.fusion.size(v) for v in (*part.inputs, *part.outputs))
 
     def _others(self) -> Iterator[_Item]:
         """Library calls and bookkeeping as they are, and the views that they or the caller see."""
@@ -108,6 +120,17 @@ class _Regions:
                 if (part.inputs, part.outputs) not in offered and len(part.ops) < len(whole.ops):
                     offered.add((part.inputs, part.outputs))
                     yield self._item(part, "again", max(group.ops.intersection(whole.ops)), optional=True)
+
+    def _apart(self, group: Group, whole: Slice) -> Iterator[_Item]:
+        """Every large output alone, and the small ones together; a large one may start from the small ones."""
+        large = [v for v in group.outputs if self.fusion.size(v) >= self.least_bytes]
+        small = tuple(v for v in group.outputs if v not in large)
+        if len(large) + bool(small) < 2:
+            return
+        for outputs, given in ((small, frozenset[int]()), *(((v,), frozenset(small)) for v in large)):
+            if outputs:
+                part = self.fusion.slice(outputs, own=group.ops, given=given)
+                yield self._item(part, "apart", max(group.ops.intersection(whole.ops)), optional=True)
 
     def _add_deeper(self, item: _Item, group: Group, whole: Slice) -> None:
         """Forward activations made again inside, where that reads no more bytes than it saves."""

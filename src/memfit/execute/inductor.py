@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,7 @@ class Inductor:
     pads: bool = True
 
     def decompositions(self) -> Mapping[Any, Callable[..., Any]]:
+        _wake_workers()
         return {target: rule for target, rule in _table().items() if target not in _LOSS}
 
     def improve(self, module: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -53,8 +55,11 @@ class Inductor:
 
     def compile(self, module: torch.fx.GraphModule, samples: Sequence[torch.Tensor]) -> Compiled:
         """Inductor's code, or the ops one by one where it has none or shares memory between what must be apart."""
-        if any(n.target in _LOSS for n in module.graph.nodes):
+        if any(n.target in _table() for n in module.graph.nodes):
             module = _decomposed(module, samples)
+        cast = _lone_cast(module)
+        if cast is not None:
+            return cast
         try:
             return _compile(module, samples)
         except Exception as error:
@@ -63,6 +68,29 @@ class Inductor:
                     f'Inductor could not compile a piece that draws random numbers ({type(error).__name__}: {str(error)[:200]}): use engine="eager".'
                 ) from error
             return _one_by_one(module)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Kernels of all pieces compiled inside this block are built side by side: code for the next is written meanwhile."""
+        from torch._inductor.async_compile import AsyncCompile
+
+        wait, waiting = AsyncCompile.wait, []
+        AsyncCompile.wait = lambda builder, scope: waiting.append((builder, scope))  # type: ignore[assignment,method-assign]
+        try:
+            yield
+        finally:
+            AsyncCompile.wait = wait  # type: ignore[method-assign]
+            for builder, scope in waiting:
+                wait(builder, scope)
+
+
+@functools.cache
+def _wake_workers() -> None:
+    """The processes that build kernels take seconds to start: they do so while the model is traced."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    AsyncCompile.warm_pool()
+    AsyncCompile.use_process_pool()
 
 
 @functools.cache
@@ -106,6 +134,16 @@ def _compile(module: torch.fx.GraphModule, samples: Sequence[torch.Tensor]) -> C
         code: Any = compile_fx_inner(module, list(samples), cudagraphs=BoxedBool(False))
     compiled: Compiled = getattr(code, "current_callable", None) or code
     return compiled
+
+
+def _lone_cast(module: torch.fx.GraphModule) -> Compiled | None:
+    """A piece that only changes the type of its one input needs no kernel of its own."""
+    calls = [n for n in module.graph.nodes if n.op == "call_function"]
+    inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
+    if len(calls) != 1 or calls[0].target is not prims.convert_element_type.default or calls[0].args[0] not in inputs:
+        return None
+    dtype = calls[0].args[1]
+    return lambda given: [given[0].to(dtype, copy=True)]
 
 
 def _one_by_one(module: torch.fx.GraphModule) -> Compiled:

@@ -25,8 +25,13 @@ _TARGET_S = 0.02  # stop repeating an op once it has run this long
 _MAX_RUNS = 7
 
 
-def measured(captured: Captured, *, cache: Cache | None = None, progress: Progress | None = None) -> Costs:
-    """Time and workspace of every op on the device where the captured model lives."""
+def measured(
+    captured: Captured, *, cache: Cache | None = None, progress: Progress | None = None, build: Callable[[list[Any]], None] | None = None
+) -> Costs:
+    """Time and workspace of every op on the device where the captured model lives.
+
+    `build` is told which targets are about to run, before any does: what must be compiled can be compiled together.
+    """
     cache = cache or Cache()
     device_name = name_of(captured.device)
     forms = [(op.id, v) for op in captured.graph.ops for v in range(len(op.forms))]
@@ -35,6 +40,8 @@ def measured(captured: Captured, *, cache: Cache | None = None, progress: Progre
     missing = [(text, form) for text, form in distinct.items() if cache.get(device_name, text) is None]
     devices = [captured.device] if captured.device.type == "cuda" else []
     guessed: dict[str, tuple[int, int]] = {}
+    if build:
+        build([captured.call(*form).target for _, form in missing])
     with torch.random.fork_rng(devices=devices):  # the caller's random numbers must not depend on whether we measured
         for position, (text, form) in enumerate(missing):
             if progress:
