@@ -16,6 +16,7 @@ import numpy as np
 from memfit.core.outcome import Outcome
 from memfit.core.units import format_bytes
 from memfit.planning.base import Problem
+from memfit.planning.calm import calmed
 from memfit.planning.chain_dp import chain_sequences
 from memfit.planning.cut_lp import CutProgram
 from memfit.planning.drop_cheap import DropCheap
@@ -25,7 +26,7 @@ from memfit.planning.judge import judged
 from memfit.planning.just_in_time import default_makers, turning_point
 from memfit.planning.model import Ints, Model
 from memfit.planning.refine import refine
-from memfit.planning.reorder import low_peak_orders
+from memfit.planning.reorder import low_peak_orders, precedence
 from memfit.planning.replay import INVALID, peak_and_time, usage_of
 from memfit.planning.search import Search
 from memfit.planning.seeds import seeds_from
@@ -33,6 +34,8 @@ from memfit.planning.sqrt_segments import SqrtSegments, bytes_made, segments_seq
 
 SHARES = (1.0, 0.97, 0.93, 0.88, 0.8, 0.7, 0.6)
 """Shares of the budget the LP is solved for."""
+_HELPS = 0.1
+"""Share of what lies between peak and floor that another order must take away to be started from."""
 _LOOKED_AT = 8
 """Cuts whose LP is solved before one is chosen to be refined."""
 LARGE = 3000
@@ -111,7 +114,7 @@ def _seeds_of(search: Search, program: CutProgram, shares: list[float], note: st
         if share == 1.0 and not model.partial:
             search.raise_bound(solution.bound_ns)
         peaks = []
-        for seed in seeds_from(model, solution):
+        for seed in seeds_from(model, solution, search.rank):
             peaks.append(peak_and_time(model.arrays, seed.sequence)[0])
             if peaks[-1] != INVALID and (model.num_forms < LARGE or (peaks[-1] - limit) < 0.01 * limit):
                 search.mend(seed.sequence, seed.makers, f"{note} at {share:.0%}", seconds=_patience_s(model))
@@ -152,13 +155,32 @@ def explore_simple(search: Search) -> None:
             search.mend(sequence, search.makers, planner.name, seconds=_patience_s(search.problem.model))
 
 
-def explore_orders(search: Search) -> None:
+def explore_calm(search: Search) -> None:
+    """The step's own order, calmed for a moment: where that fits nothing is faster, and where it helps other seeds start from it."""
+    problem = search.problem
+    agenda = np.array(problem.model.agenda, np.int64)
+    search.offer(agenda, "keep all")
+    if search.settled or not len(agenda):
+        return
+    peak, _ = peak_and_time(problem.model.arrays, agenda)
+    order = calmed(precedence(problem.model), agenda, problem.limit_bytes, seconds=max(0.1, 0.01 * problem.time_limit_s))
+    search.offer(order, "another order")
+    lower, _ = peak_and_time(problem.model.arrays, order)
+    if lower != INVALID and lower < peak - _HELPS * (peak - search.floor.bytes):
+        search.rank = np.zeros(problem.model.num_forms, np.int64)
+        search.rank[order] = np.arange(len(order))
+
+
+def explore_orders(search: Search, *, seconds: float) -> None:
     """Orders of the step with a lower peak as seeds: they cost no time at all where they fit, and less repair elsewhere."""
     model = search.problem.model
-    for order in low_peak_orders(model, tries=24 if model.num_forms < 1500 else 6 if model.num_forms < LARGE else 2):
+    orders = low_peak_orders(model, tries=200, seconds=0.2 * seconds)
+    graph = precedence(model)
+    for number, order in enumerate(orders):
         if search.done:
             break
-        search.mend(order, search.makers, "another order", seconds=20.0 if search.best is None else _patience_s(model))
+        calmer = calmed(graph, order, search.problem.limit_bytes, seconds=0.2 * seconds, seed=number)
+        search.mend(calmer, search.makers, "another order", seconds=20.0 if search.best is None else _patience_s(model))
 
 
 def explore_segments(search: Search) -> None:

@@ -8,7 +8,16 @@ from memfit.core.outcome import Outcome, Status
 from memfit.planning.anytime import improve_until
 from memfit.planning.base import Planner, Problem
 from memfit.planning.chain_dp import ChainDp
-from memfit.planning.cut_planner import LARGE, explore_cuts, explore_orders, explore_refined, explore_segments, explore_simple, outcome_of
+from memfit.planning.cut_planner import (
+    LARGE,
+    explore_calm,
+    explore_cuts,
+    explore_orders,
+    explore_refined,
+    explore_segments,
+    explore_simple,
+    outcome_of,
+)
 from memfit.planning.drop_cheap import DropCheap
 from memfit.planning.greedy import Greedy
 from memfit.planning.search import Search
@@ -31,16 +40,17 @@ class Portfolio:
         search = Search(problem, enough_points=self.enough_points)
         limit_s = problem.time_limit_s
         try:
-            explore_cuts(search, max_cuts=1, seconds=max(2.0, 0.5 * limit_s))
+            explore_calm(search)
+            explore_cuts(search, max_cuts=1, seconds=max(2.0, (0.1 if problem.model.num_forms < LARGE else 0.5) * limit_s))
             explore_simple(search)
             if search.best is None and not search.done:
-                explore_orders(search)
+                explore_orders(search, seconds=0.1 * limit_s)
             explore_refined(search, seconds=0.4 * limit_s)
             if not search.good_enough:
                 improve_until(search, seconds=0.15 * limit_s, seed=self.seed, patience=self.patience)
             explore_cuts(search, max_cuts=12, first=1, seconds=max(1.0, (0.1 if problem.model.num_forms < LARGE else 0.6) * limit_s))
             if not search.done and not search.good_enough:
-                explore_orders(search)
+                explore_orders(search, seconds=0.1 * limit_s)
             if not search.done and not search.good_enough:
                 explore_segments(search)
             improve_until(search, seed=self.seed + 100, patience=self.patience)

@@ -94,7 +94,7 @@ def _play(search: Search, program: CutProgram, solution: CutSolution, seconds: f
 def _offer(search: Search, solution: CutSolution, note: str) -> tuple[Ints, int]:
     """Mend and offer each order of the solution; returns the one with the least peak as it was before mending."""
     best: tuple[int, Ints] | None = None
-    for seed in seeds_from(search.problem.model, solution):
+    for seed in seeds_from(search.problem.model, solution, search.rank):
         peak, _ = peak_and_time(search.problem.model.arrays, seed.sequence)
         if peak != INVALID and (best is None or peak < best[0]):
             best = (peak, seed.sequence)

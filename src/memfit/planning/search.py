@@ -30,6 +30,7 @@ class Search:
     pool: list[tuple[int, Ints, Ints]] = field(default_factory=list)  # the fastest that fit: time, sequence, makers
     closest: Ints | None = None  # least peak seen, while nothing fits
     closest_peak_bytes: int = 2**62
+    rank: Ints | None = None  # where each form stands in an order that holds less than the step's own
     bound_ns: int = 0
     proof: str = ""
     makers: Ints = field(init=False)  # the forms by which the best sequence remakes things

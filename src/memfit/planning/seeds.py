@@ -26,15 +26,18 @@ class Seed:
     makers: Ints
 
 
-def seeds_from(model: Model, solution: CutSolution) -> Iterator[Seed]:
+def seeds_from(model: Model, solution: CutSolution, rank: Ints | None = None) -> Iterator[Seed]:
     """The solution played in the order of its stages, and in the step's own order where that is another one.
+
+    With `rank`, where each form stands in an order that holds less, that order takes the place of the step's own inside stages.
 
     The program is free in its order: what does not descend from a cut may run on either side of it, and where it put an op is
     part of why its values are cheap. The step's own order has less to say for it, but is never against the judge's rules.
     """
     again = chosen_makers(model, solution.again + 1e-3 * solution.runs[0])
     agenda = agenda_for(model, chosen_makers(model, solution.total))
-    staged = agenda[np.argsort(_stages(model, solution)[agenda], kind="stable")]
+    calm = agenda if rank is None else agenda[np.argsort(rank[agenda], kind="stable")]
+    staged = calm[np.argsort(_stages(model, solution)[calm], kind="stable")]
     kept = [np.flatnonzero(keep > _HALF) for keep in solution.keep]
     for order in (staged, agenda) if not np.array_equal(staged, agenda) else (agenda,):
         turns = [_turn(model, order, cut) for cut in solution.cuts]
