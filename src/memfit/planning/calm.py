@@ -65,7 +65,9 @@ def replay_window(a: Arrays, order: Ints, low: int, high: int, held: int, last: 
         if now > limit:
             over += now - limit
         for k in range(a.take_ptr[f], a.take_ptr[f + 1]):
-            held += a.size[a.take_new[k]]
+            s = a.take_new[k]
+            if num_readers[s] > 0 or a.pinned[s]:
+                held += a.size[s]
         for k in range(a.in_ptr[f], a.in_ptr[f + 1]):
             s = a.in_idx[k]
             if last[s] == p and not a.pinned[s]:
@@ -76,7 +78,7 @@ def replay_window(a: Arrays, order: Ints, low: int, high: int, held: int, last: 
 @kernel
 def held_before(a: Arrays, order: Ints, p: int, usage: Ints) -> int:
     f = order[p]
-    held = usage[p] - a.workspace[f]
+    held = int(usage[p] - a.workspace[f])
     for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
         held -= a.size[a.out_idx[k]]
     return held
@@ -120,7 +122,7 @@ def calm(
     usage = np.empty(n, np.int64)
     held = a.base_bytes
     for s in range(len(a.size)):
-        if a.source[s]:
+        if a.source[s] and num_readers[s] > 0:
             held += a.size[s]
     over = replay_window(a, order, 0, n - 1, held, last, num_readers, limit, usage)
     target = 0
