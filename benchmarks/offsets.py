@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import resource
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -104,16 +109,18 @@ def instances() -> Iterator[tuple[str, tuple[Buffer, ...], int | None]]:
 
 
 def compare(name: str, buffers: tuple[Buffer, ...], capacity: int | None, time_limit_s: float) -> Iterator[dict[str, Any]]:
+    began_cpu = time.process_time()
     packing = pack(buffers, capacity, time_limit_s)
+    cpu_s = time.process_time() - began_cpu
     bound = packing.lower_bound
 
-    def row(method: str, offsets: Sequence[int], seconds: float, status: str = "") -> dict[str, Any]:
+    def row(method: str, offsets: Sequence[int], seconds: float, status: str = "", cpu: str = "") -> dict[str, Any]:
         check_packing(buffers, offsets)
         height = max(o + b.size for o, b in zip(offsets, buffers, strict=True))
         return {
             "instance": name, "buffers": len(buffers), "lower_bound": bound, "method": method, "height": height,
             "height / bound": f"{height / bound:.4f}", "inside capacity": "" if capacity is None else height <= capacity,
-            "status": status, "seconds": f"{seconds:.3f}",
+            "status": status, "seconds": f"{seconds:.3f}", "cpu_s": cpu, "load": f"{os.getloadavg()[0]:.1f}",
         }  # fmt: skip
 
     def timed(function: Callable[[Sequence[Buffer]], list[int]]) -> tuple[list[int], float]:
@@ -121,7 +128,7 @@ def compare(name: str, buffers: tuple[Buffer, ...], capacity: int | None, time_l
         return function(buffers), time.perf_counter() - began
 
     asked = "lowest" if capacity is None else "at capacity"
-    yield row(f"memfit pack, {asked} ({packing.method})", packing.offsets, packing.seconds, packing.status.value)
+    yield row(f"memfit pack, {asked} ({packing.method})", packing.offsets, packing.seconds, packing.status.value, f"{cpu_s:.1f}")
     problem = make_problem(*np.array([(b.start, b.stop, b.size) for b in buffers], np.int64).T)
     windows = make_windows(problem)
     for method, order in greedy_orders(problem):
@@ -134,7 +141,7 @@ def compare(name: str, buffers: tuple[Buffer, ...], capacity: int | None, time_l
     else:
         yield {
             "instance": name, "buffers": len(buffers), "lower_bound": bound, "method": "Inductor pools", "height": "", "height / bound": "",
-            "inside capacity": "", "status": f"not run: above {INDUCTOR_LIMIT} buffers", "seconds": "",
+            "inside capacity": "", "status": f"not run: above {INDUCTOR_LIMIT} buffers", "seconds": "", "cpu_s": "", "load": "",
         }  # fmt: skip
 
 
@@ -153,10 +160,40 @@ def random_program(num_buffers: int, seed: int) -> tuple[Buffer, ...]:
 
 def growth(seed: int) -> Iterator[dict[str, Any]]:
     for num in (1_000, 3_000, 10_000, 30_000, 100_000):
-        packing = pack(random_program(num, seed), None, 30.0)
+        program, began_cpu = random_program(num, seed), time.process_time()
+        packing = pack(program, None, 30.0)
         yield {
             "buffers": num, "height / bound": f"{packing.height / packing.lower_bound:.4f}", "status": packing.status.value,
-            "method": packing.method, "seconds": f"{packing.seconds:.2f}",
+            "method": packing.method, "seconds": f"{packing.seconds:.2f}", "cpu_s": f"{time.process_time() - began_cpu:.1f}",
+            "load": f"{os.getloadavg()[0]:.1f}",
+        }  # fmt: skip
+
+
+def cold(time_limit_s: float) -> Iterator[dict[str, Any]]:
+    """`memfit pack` as a process of its own with an empty numba cache: import, compilation, search and output, each time anew."""
+    for path in sorted(DATA.glob("minimalloc*.csv")):
+        with tempfile.TemporaryDirectory() as cache:
+            environment = {**os.environ, "NUMBA_CACHE_DIR": cache, "PYTHONPATH": str(ROOT / "src")}
+            command = [
+                sys.executable,
+                "-m",
+                "memfit",
+                "pack",
+                str(path),
+                "--capacity",
+                str(CAPACITY),
+                "--time-limit",
+                str(time_limit_s),
+                "--json",
+            ]
+            before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+        answer = json.loads(done.stdout)
+        cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        yield {
+            "instance": path.stem, "status": answer["status"], "inside capacity": answer["height"] <= CAPACITY, "exit code": done.returncode,
+            "whole process, s": f"{seconds:.1f}", "cpu_s": f"{cpu_s:.1f}", "load": f"{os.getloadavg()[0]:.1f}",
         }  # fmt: skip
 
 
@@ -165,10 +202,19 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of the name of the instances to run; writes nothing")
     parser.add_argument("--time-limit", type=float, default=30.0)
     parser.add_argument("--no-growth", action="store_true")
+    parser.add_argument("--cold", action="store_true", help="only minimalloc's instances, each a process with an empty compilation cache")
     options = parser.parse_args()
+    if options.cold:
+        rows: list[dict[str, Any]] = []
+        for row in cold(options.time_limit):
+            rows.append(row)
+            print(" | ".join(str(v) for v in row.values()), file=sys.stderr, flush=True)
+        run = provenance(0, ("numpy", "numba"))
+        write_results("offsets_cold", title="Packing from cold", text=COLD_TEXT, columns=list(rows[0]), rows=rows, run=run)
+        return
     pack(random_program(20, 0), None, 1.0)
     pack(*cut_anywhere(100, 1))  # compile before the clock starts; cold figures are in the text
-    rows: list[dict[str, Any]] = []
+    rows = []
     for name, buffers, capacity in instances():
         if options.only in name:
             for row in compare(name, buffers, capacity, options.time_limit):
@@ -186,11 +232,15 @@ def main() -> None:
 
 
 TEXT = """\
-Height of the packing over the lower bound (the maximum load), and seconds on two cores shared with other work: wall-clock
-times are up to four times what an idle machine needs. `memfit pack` is asked at the capacity where one is known to be feasible, as
-minimalloc's benchmark does, else for the lowest packing; 30 s at most. Compiled code is warm; the first call on a new
-machine compiles for about 2 s (greedy) and 5 s more (exact search) of processor time, once. TFLite's and Inductor's planners are
+Height of the packing over the lower bound (the maximum load), and seconds on two cores shared with other work (`load` is the load average at
+the time; with 2 all are ours). `cpu_s` is the processor time of `memfit pack`, which other work does not stretch: two cores give 60 in 30 s.
+`memfit pack` is asked at the capacity where one is known to be feasible, as minimalloc's benchmark does, else for the lowest packing.
+Compiled code is warm; from cold see `offsets_cold_2core-cpu_202611.md`. TFLite's and Inductor's planners are
 our reimplementations from their descriptions, not their code. The `cut` instances are unseen ones of known optimum."""
+
+COLD_TEXT = """\
+`memfit pack FILE --capacity 1048576 --time-limit 30 --json` as a process of its own, each time with an empty numba cache as on a fresh clone: import,
+compilation (about 10 s of processor time), search and output. `load` is the load average at the time: other work shared the two cores."""
 
 GROWTH_TEXT = """\
 Random programs with short-lived and mirrored long-lived buffers, as low as can be, warm. Up to 3,000 buffers the exact search

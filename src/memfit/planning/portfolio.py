@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from memfit.core.outcome import Outcome, Status
 from memfit.planning.anytime import improve_until
 from memfit.planning.base import Planner, Problem
@@ -29,27 +31,33 @@ class Portfolio:
     """`enough_points`: the gap to the proven bound, in points of the plain step's time, at which the search stops.
 
     `patience`: the share of the time spent without a worthwhile gain at which it stops too; None searches on.
+    `reorder` and `max_runs` (how often one op may run) take abilities away, to see what they are worth; the bound stays that of all plans.
     """
 
     name: str = "auto"
     enough_points: float = 0.3
     seed: int = 0
     patience: float | None = None
+    reorder: bool = True
+    max_runs: int | None = None
 
     def plan(self, problem: Problem) -> Outcome:
-        search = Search(problem, enough_points=self.enough_points)
+        search = Search(problem, enough_points=self.enough_points, max_runs=self.max_runs)
         limit_s = problem.time_limit_s
         try:
-            explore_calm(search)
+            if self.reorder:
+                explore_calm(search)
+            else:
+                search.offer(np.array(problem.model.agenda, np.int64), "keep all")
             explore_cuts(search, max_cuts=1, seconds=max(2.0, (0.1 if problem.model.num_forms < LARGE else 0.5) * limit_s))
             explore_simple(search)
-            if search.best is None and not search.done:
+            if self.reorder and search.best is None and not search.done:
                 explore_orders(search, seconds=0.1 * limit_s)
             explore_refined(search, seconds=0.4 * limit_s)
             if not search.good_enough:
                 improve_until(search, seconds=0.15 * limit_s, seed=self.seed, patience=self.patience)
             explore_cuts(search, max_cuts=12, first=1, seconds=max(1.0, (0.1 if problem.model.num_forms < LARGE else 0.6) * limit_s))
-            if not search.done and not search.good_enough:
+            if self.reorder and not search.done and not search.good_enough:
                 explore_orders(search, seconds=0.1 * limit_s)
             if not search.done and not search.good_enough:
                 explore_segments(search)
@@ -57,7 +65,7 @@ class Portfolio:
         except KeyboardInterrupt:
             problem.tell(search.best_time_ns if search.best is not None else None, search.bound_ns, "stopped: the best plan so far is kept")
         outcome = outcome_of(search, self.name)
-        return _by_simpler_means(problem, outcome) if outcome.status is Status.UNKNOWN else outcome
+        return _by_simpler_means(problem, outcome) if outcome.status is Status.UNKNOWN and self.max_runs is None else outcome
 
 
 def _by_simpler_means(problem: Problem, outcome: Outcome) -> Outcome:

@@ -25,6 +25,7 @@ class Search:
 
     problem: Problem
     enough_points: float = 0.3
+    max_runs: int | None = None  # how often one form may run; None: as often as it pays
     best: Ints | None = None
     best_time_ns: int = 0
     pool: list[tuple[int, Ints, Ints]] = field(default_factory=list)  # the fastest that fit: time, sequence, makers
@@ -76,7 +77,7 @@ class Search:
     def offer(self, sequence: Ints, note: str = "", makers: Ints | None = None) -> bool:
         """Take a sequence if it fits and is faster than the best; remember the lowest peak otherwise."""
         peak, time = peak_and_time(self.problem.model.arrays, sequence)
-        if peak == INVALID:
+        if peak == INVALID or (self.max_runs is not None and len(sequence) and np.bincount(sequence).max() > self.max_runs):
             return False
         if peak < self.closest_peak_bytes:
             self.closest, self.closest_peak_bytes = sequence, peak

@@ -105,6 +105,23 @@ def test_interrupting_keeps_the_best_plan() -> None:
     assert outcome.require_plan().timeline.peak_bytes <= 170
 
 
+def test_abilities_can_be_taken_away() -> None:
+    """For ablations: a chain in little memory runs ops many times; held to two runs each it is slower, or there is no plan."""
+    graph = _chain(40)
+    problem = Problem(graph=graph, costs=uniform_costs(graph), budget=Budget(device_bytes=90), time_limit_s=3.0, progress=None)
+
+    def most_runs(found: memfit.Plan) -> int:
+        ops = [step.op for step in found.schedule.steps if isinstance(step, memfit.Compute)]
+        return max(ops.count(op) for op in set(ops))
+
+    whole = Portfolio().plan(problem).require_plan()
+    assert most_runs(whole) > 2
+    held = Portfolio(max_runs=2, reorder=False).plan(problem).plan
+    assert held is None or (most_runs(held) <= 2 and held.timeline.time_ns > whole.timeline.time_ns)
+    roomy = Problem(graph=graph, costs=problem.costs, budget=Budget(device_bytes=250), time_limit_s=2.0, progress=None)
+    assert most_runs(Portfolio(max_runs=2, reorder=False).plan(roomy).require_plan()) == 2
+
+
 def test_a_time_limit_of_zero_still_answers() -> None:
     graph = _chain(30)
     outcome = plan(graph, budget=200, time_limit_s=0)

@@ -17,7 +17,7 @@ import numpy as np
 from memfit.planning.layout.exact import Verdict
 from memfit.planning.layout.problem import Ints, Problem
 
-_NUM_WORKERS = 2
+_NUM_WORKERS = 1
 _MAX_BUFFERS = 1_000  # beyond, building its model takes longer than it is worth
 
 

@@ -3,7 +3,7 @@
     TW    ━━━━━      ━━━━━━      ...      plain orders are paused and resumed, a little longer each round,
     TA        ━━━━━        ━━━━━━         so that one of them finishes a proof in the end;
     ~TW           ━━           ━━  ...    between them, short runs from orders that `tie_orders` learns to draw;
-    CP-SAT                   ━━━━━━━━━    and, where it is installed, CP-SAT joins in after a while
+    CP-SAT                   ━━━━━━━━━    and, where it is installed, CP-SAT joins in after some seconds
 
 Where in the flow: `solve` asks here whether one time partition fits under a capacity.
 """
@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memfit.planning.layout import cpsat
-from memfit.planning.layout.exact import Search, Verdict, start_search
+from memfit.planning.layout.exact import Rule, Search, Verdict, start_search
 from memfit.planning.layout.problem import Ints, Problem
 from memfit.planning.layout.sections import Sections, make_sections
 from memfit.planning.layout.tie_orders import Order, OrderSource
@@ -30,8 +30,9 @@ _NODES_PER_BUFFER = 5
 _PATIENCES = (1, 1, 1, 2, 4)  # a run's nodes in multiples of the usual: most are short, some are given a chance
 _GROWTH = 1.01  # per turn, of what a resumed search gets
 _SHORT_RUNS_PER_RESUMED = 3
+_BOLD_FRACTION = 0.3  # of the short runs leave out FILL
 _FAR_S = 1e9
-_CPSAT_PATIENCE_S = 1.5
+_CPSAT_PATIENCE_S = 6.0  # it takes the searches' cores, and on problems of this kind mostly loses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,8 @@ class _Race:
     sections: Sections
     capacity: int
     deadline: float
-    source: OrderSource
+    source: OrderSource  # of runs with FILL
+    bold: OrderSource  # of runs without
     plain: list[Order]  # not started yet
     resting: list[Search] = field(default_factory=list)  # started, to be resumed
     lock: Lock = field(default_factory=Lock)
@@ -85,7 +87,9 @@ class _Race:
                 if turn.is_resumable:
                     self.resting.append(turn.search)
                 if turn.order is not None:
-                    self.source.report(turn.order, turn.search.deepest / self.problem.num_buffers, time.monotonic() - began)
+                    (self.source if turn.order.fill else self.bold).report(
+                        turn.order, turn.search.deepest / self.problem.num_buffers, time.monotonic() - began
+                    )
 
     def _take_turn(self) -> _Turn:
         """First every plain order once, then mostly new orders and now and then a resumed one."""
@@ -98,12 +102,13 @@ class _Race:
             if self.resting and self.turn % (_SHORT_RUNS_PER_RESUMED + 1) == 0:
                 self.patience *= _GROWTH
                 return _Turn(self.resting.pop(0), None, int(usual * self.patience), self.patience * self.source.typical_seconds, True)
-            order = self.source.draw()
+            order = (self.bold if self.source.random.random() < _BOLD_FRACTION else self.source).draw()
             limit = usual * int(self.source.random.choice(_PATIENCES))
         return _Turn(self._start(order), order, limit, _FAR_S, False)
 
     def _start(self, order: Order) -> Search:
-        return start_search(self.problem, self.sections, self.capacity, rank=order.rank, flush_first=order.flush_first)
+        rules = Rule.ALL if order.fill else Rule.ALL & ~Rule.FILL
+        return start_search(self.problem, self.sections, self.capacity, rank=order.rank, flush_first=order.flush_first, rules=rules)
 
     def _advance(self, search: Search, limit: int, until: float) -> int:
         before = search.nodes
@@ -130,8 +135,9 @@ class _Race:
 def decide(problem: Problem, capacity: int, *, deadline: float, num_threads: int | None = None, seed: int = 0) -> Decision:
     """Is there a packing no higher than `capacity`? OPEN when the deadline (of `time.monotonic`) came first."""
     sections = make_sections(problem)
-    source = OrderSource(problem, np.random.default_rng(seed))
-    race = _Race(problem, sections, capacity, deadline, source, source.plain())
+    random = np.random.default_rng(seed)
+    source = OrderSource(problem, random)
+    race = _Race(problem, sections, capacity, deadline, source, OrderSource(problem, random, fill=False), source.plain())
     threads = num_threads or min(4, os.cpu_count() or 1)
     racer = cpsat.Racer()
     with ThreadPoolExecutor(threads + 1) as pool:
