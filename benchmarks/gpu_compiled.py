@@ -1,15 +1,18 @@
-"""The compiled engine against torch.compile, its memory budget and checkpointing: time and memory of each, cold start included.
+"""The compiled engine on a GPU against torch.compile, its memory budget and checkpointing: time, memory and cold start.
 
-Every point is measured in a process of its own with an empty compile cache, and written at once: a run that is cut short goes
-on where it stopped. Budgets of memfit are shares of torch.compile's own peak, so that row comes first.
+GPU time comes in short slices, so every row is written as soon as it is measured and a second run goes on where the first
+stopped. Several models are worked on side by side, because compiling is the processor's work; whatever is timed holds a lock
+on the GPU. `--alone` models come first and by themselves: their cold starts can be compared. Budgets are shares of
+torch.compile's own peak. `benchmarks/compiled_table.py` makes the table and the plot.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,93 +30,132 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 from benchmarks.gpu_eager import commit, device_name, gradients, timed, worst_difference
 from benchmarks.peers import PEERS, Peer, checkpoint_blocks
 
-PARTS = ("compile", "memfit", "compile + checkpoint", "eager", "eager + checkpoint")
+CORE = "compile,memfit,compile + checkpoint,eager,eager + checkpoint"
+Rows = Iterator[dict[str, Any]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(PEERS))
-    parser.add_argument("--parts", default=",".join(PARTS), help='also "budget 0.5": torch.compile with activation_memory_budget')
+    parser.add_argument("--parts", default=CORE, help='also "budget 0.5" (activation_memory_budget), "adamw"; "|" separates processes')
+    parser.add_argument("--alone", default="", help="models measured first, one at a time")
     parser.add_argument("--fractions", default="1,0.75,0.5,0.4,0.33,0.25", help="of torch.compile's peak")
     parser.add_argument("--scale", type=float, default=1.0, help="batch size factor (small on a CPU)")
     parser.add_argument("--output", type=Path, required=True, help="JSON lines are appended here")
-    parser.add_argument("--plan-seconds", type=float, default=8.0)
+    parser.add_argument("--plan-seconds", type=float, default=6.0)
     parser.add_argument("--seconds", type=float, default=1e9, help="start nothing new after this long")
-    parser.add_argument("--one", help="measure one part in this process (used by the driver)")
+    parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--here", action="store_true", help="measure in this process (used by the driver)")
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    if args.one:
-        measure_one(PEERS[args.models], args.one, args)
-    else:
-        drive(args)
+    (measure if args.here else drive)(args)
+
+
+# -- the driver ------------------------------------------------------------------------------------------------------
 
 
 def drive(args: argparse.Namespace) -> None:
-    """A process per part; parts with rows in the output are skipped."""
-    begin = time.perf_counter()
-    for name in args.models.split(","):
-        for part in args.parts.split(","):
-            done = {(r["model"], r["part"]) for r in records(args.output)}
-            if (name, part) in done or time.perf_counter() - begin > args.seconds:
-                continue
-            with tempfile.TemporaryDirectory() as folder:
-                environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": f"{folder}/triton", "HOME": folder}
-                command = [sys.executable, __file__, "--models", name, "--one", part, "--output", str(args.output)]
-                command += ["--fractions", args.fractions, "--scale", str(args.scale), "--plan-seconds", str(args.plan_seconds)]
-                for attempt in ("cold", "warm") if part == "memfit" else ("cold",):
-                    subprocess.run([*command, *(["--fractions", ""] if attempt == "warm" else [])], env=environment, check=False)
-                shutil.rmtree(folder, ignore_errors=True)
-                os.makedirs(folder, exist_ok=True)
+    """A process per model and group of parts."""
+    end = time.perf_counter() + args.seconds
+    groups = args.parts.split("|")
+    queue = [(model, parts) for parts in groups for model in args.models.split(",")]
+    alone = [task for task in queue if task[0] in args.alone.split(",") and task[1] == groups[0]]
+    with tempfile.NamedTemporaryFile() as lock:
+        for task in alone:
+            _start(args, *task, lock.name, threads=16).wait()
+        running: list[subprocess.Popen[bytes]] = []
+        for task in (t for t in queue if t not in alone):
+            while len(running := [p for p in running if p.poll() is None]) >= args.jobs:
+                time.sleep(0.2)
+            if time.perf_counter() < end:
+                running.append(_start(args, *task, lock.name, threads=5))
+        for process in running:
+            process.wait()
+
+
+def _start(args: argparse.Namespace, model: str, parts: str, lock: str, *, threads: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, __file__, "--here", "--models", model, "--parts", parts, "--output", str(args.output)]
+    command += ["--fractions", args.fractions, "--scale", str(args.scale), "--plan-seconds", str(args.plan_seconds)]
+    return subprocess.Popen(command, env={**os.environ, "MEMFIT_GPU_LOCK": lock, "TORCHINDUCTOR_COMPILE_THREADS": str(threads)})
+
+
+@contextlib.contextmanager
+def gpu() -> Iterator[None]:
+    """Alone on the GPU."""
+    name = os.environ.get("MEMFIT_GPU_LOCK", "")
+    with open(name, "a") if name else contextlib.nullcontext() as file:
+        if file is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+
+# -- one process -----------------------------------------------------------------------------------------------------
+
+
+def measure(args: argparse.Namespace) -> None:
+    peer, device = PEERS[args.models], "cuda" if torch.cuda.is_available() else "cpu"
+    about = {"model": peer.name, "device": device_name(device), "torch": torch.__version__, "commit": commit(), "scale": args.scale}
+    torch.compile(lambda x: x + 1)(torch.ones(1, device=device))  # what the first compilation of a process pays is nobody's
+    done = {(r["model"], r["part"]) for r in records(args.output)}
+    for part in args.parts.split(","):
+        if (peer.name, part) in done:
+            continue
+        try:
+            with _fresh_caches():
+                for row in rows(peer, part, device, args):
+                    _write(args.output, about | {"part": part} | row)
+        except Exception as error:
+            failure = {"what": part, "error": f"{type(error).__name__}: {error}"[:500], "trace": traceback.format_exc()[-2500:]}
+            _write(args.output, about | {"part": part} | failure)
+
+
+@contextlib.contextmanager
+def _fresh_caches() -> Iterator[None]:
+    from torch._inductor import utils
+
+    from memfit.profile import cache
+
+    fresh = getattr(utils, "fresh_cache", None) or utils.fresh_inductor_cache
+    torch._dynamo.reset()
+    with fresh(), tempfile.TemporaryDirectory() as folder:
+        cache.use_folder(Path(folder))
+        yield
 
 
 def records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def measure_one(peer: Peer, part: str, args: argparse.Namespace) -> None:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    about = {
-        "model": peer.name,
-        "part": part,
-        "device": device_name(device),
-        "torch": torch.__version__,
-        "commit": commit(),
-        "scale": args.scale,
-    }
-    try:
-        for record in rows(peer, part, device, args):
-            _write(args.output, about | record)
-    except Exception as error:
-        _write(
-            args.output, about | {"what": part, "error": f"{type(error).__name__}: {error}"[:500], "trace": traceback.format_exc()[-2500:]}
-        )
-
-
 def _write(path: Path, record: dict[str, Any]) -> None:
-    print(json.dumps(record), flush=True)
+    print(json.dumps({k: v for k, v in record.items() if k not in ("device", "torch", "commit", "scale")}), flush=True)
     with path.open("a") as file:
         file.write(json.dumps(record | {"time": time.time()}) + "\n")
 
 
-def rows(peer: Peer, part: str, device: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def rows(peer: Peer, part: str, device: str, args: argparse.Namespace) -> Rows:
     torch.manual_seed(0)
     model = peer.model(device)
     inputs, targets = peer.data(device, args.scale)
     if part == "memfit":
         yield from planned(peer, model, inputs, targets, device, args)
         return
+    if part == "adamw":
+        yield from with_optimizer(peer, model, inputs, targets, device)
+        return
     if part.endswith("checkpoint"):
         checkpoint_blocks(model, peer.blocks)
     if part.startswith("budget"):
         torch._functorch.config.activation_memory_budget = float(part.split()[1])
-    compiled = part != "eager" and not part.startswith("eager")
-    forward = torch.compile(_loss_of(peer, model), dynamic=False) if compiled else _loss_of(peer, model)
+    forward = _loss_of(peer, model) if part.startswith("eager") else torch.compile(_loss_of(peer, model), dynamic=False)
     step = _step(peer, device, lambda: forward(inputs, targets))
     begin = time.perf_counter()
     step()
     _sync(device)
     first_s = time.perf_counter() - begin
-    yield {"what": part, "cold_s": first_s, **timed(step, model, device, held(model, inputs, targets))}
+    with gpu():
+        yield {"what": part, "cold_s": first_s, **timed(step, model, device, held(model, inputs, targets))}
 
 
 def _loss_of(peer: Peer, model: nn.Module) -> Callable[..., torch.Tensor]:
@@ -140,12 +182,9 @@ def held(model: nn.Module, inputs: tuple[torch.Tensor, ...], targets: tuple[torc
     return sum(-(-t.numel() * t.element_size() // 512) * 512 for t in tensors.values())
 
 
-def planned(
-    peer: Peer, model: nn.Module, inputs: tuple[torch.Tensor, ...], targets: tuple[torch.Tensor, ...], device: str, args: argparse.Namespace
-) -> Iterator[dict[str, Any]]:
+def planned(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str, args: argparse.Namespace) -> Rows:
     """memfit at several budgets. Tracing, compiling and measuring happen once, and are timed as the cold start."""
     from memfit.capture.inputs import Call
-    from memfit.capture.regions import regions_of
     from memfit.core.budget import Budget
     from memfit.core.errors import MemfitError
     from memfit.execute.codegen import generate
@@ -154,54 +193,120 @@ def planned(
     from memfit.report.progress import Progress
     from memfit.task import Task
 
-    full = next(
-        (r["peak_bytes"] for r in records(args.output) if r["model"] == peer.name and r["what"] == "compile" and "peak_bytes" in r), None
-    )
     reference = None
     if not any(isinstance(m, nn.Dropout) and m.p for m in model.modules()):
         reference = gradients(_step(peer, device, lambda: _loss_of(peer, model)(inputs, targets)), model)
     task = Task(model=model, loss_fn=peer.loss, num_targets=len(targets), engine="inductor")
     call = Call.flatten((*inputs, *targets), {})
-    begin = time.perf_counter()
-    offers, record = [], {"regions": [], "ops": [], "choices": []}
-    with torch.autocast(device, torch.bfloat16, enabled=peer.autocast), Progress("memfit") as progress:
-        for captured in task.offers(call):
-            traced = time.perf_counter()
-            record.setdefault("capture_s", traced - begin)
-            offers.append(task.costed(captured, progress))
-            record.setdefault("compile_s", time.perf_counter() - traced)
-            record["regions"].append(len(regions_of(captured)))
-            record["ops"].append(len(captured.graph.ops))
-            record["choices"].append(sum(len(op.variants) + op.name.startswith("again") for op in captured.graph.ops))
-    ready_s = time.perf_counter() - begin
-    yield {"what": "memfit ready" if args.fractions else "memfit ready again", "cold_s": ready_s, **record}
+    offers: list[Any] = []
+    for row in _offers(peer, task, call, device, offers):
+        yield row
     sources = (*model.parameters(), *model.buffers(), *call.tensors)
-    for fraction in [float(f) for f in args.fractions.split(",") if f]:
-        budget = int((full or 2**50) * fraction)
-        row = {"what": f"memfit {fraction:.0%}", "budget_bytes": budget, "fraction": fraction}
+    full = _compiled_peak(args.output, peer.name)
+    queue = [(float(f), 0) for f in args.fractions.split(",") if f]
+    while queue:
+        fraction, tighter_by = queue.pop(0)
+        budget = int(full * fraction)
+        row = {"what": f"memfit {fraction:.0%}", "budget_bytes": budget, "fraction": fraction, "tighter_by": tighter_by}
         begin = time.perf_counter()
-        limit = Budget(device_bytes=budget - allocator_slack(offers[0][0], budget))
+        limit = Budget(device_bytes=budget - allocator_slack(offers[0][0], budget) - tighter_by)
+        settings = PlanSettings(time_limit_s=args.plan_seconds, compare_all=True)
         try:
-            settings = PlanSettings(time_limit_s=args.plan_seconds, compare_all=True)
             with Progress("plan") as progress:
                 captured, costs, plan = best_plan(offers, limit, settings, progress)
         except MemfitError as error:
             yield row | {"plan_s": time.perf_counter() - begin, "status": type(error).__name__, "reason": str(error)}
             continue
         row |= {"plan_s": time.perf_counter() - begin, "status": "planned", "offer": [c for c, _ in offers].index(captured)}
-        ready = Ready(
-            captured=captured, costs=costs, plan=plan, program=generate(captured, plan.schedule), keep_all_peak_bytes=0, base_time_ns=0
-        )
+        program = generate(captured, plan.schedule)
+        ready = Ready(captured=captured, costs=costs, plan=plan, program=program, keep_all_peak_bytes=0, base_time_ns=0)
 
         def step(ready: Ready = ready) -> torch.Tensor:
             loss: torch.Tensor = run(Session(ready, sources, trial=False, replan=lambda _: None))
             loss.backward()
             return loss.detach()
 
-        result = timed(step, model, device, held(model, inputs, targets))
-        worst = None if reference is None else worst_difference(reference, gradients(step, model))
-        times = {"predicted_ms": plan.timeline.time_ns / 1e6, "worst_gradient_difference": worst}
-        yield row | {"predicted_peak_bytes": plan.timeline.peak_bytes, **times, **result}
+        with gpu():
+            result = timed(step, model, device, held(model, inputs, targets))
+            worst = None if reference is None else worst_difference(reference, gradients(step, model))
+        predicted = {"predicted_peak_bytes": plan.timeline.peak_bytes, "predicted_ms": plan.timeline.time_ns / 1e6}
+        yield row | predicted | {"worst_gradient_difference": worst, **result}
+        if result.get("peak_bytes", 0) > budget and not tighter_by:  # the closed loop of memfit.fit: a miss re-plans tighter, once
+            queue.insert(0, (fraction, result["peak_bytes"] - budget))
+
+
+def _offers(peer: Peer, task: Any, call: Any, device: str, offers: list[Any]) -> Rows:
+    """Fills `offers`; a row for the cold start, and one for a warm start with everything in the caches."""
+    from memfit.capture import region
+    from memfit.capture.regions import regions_of
+    from memfit.report.progress import Progress
+    from memfit.task import compile_regions
+
+    for what in ("memfit ready", "memfit ready again"):
+        offers.clear()
+        region._COMPILED.clear()
+        begin, waited = time.perf_counter(), 0.0
+        stages: dict[str, list[float]] = {"capture_s": [], "compile_s": [], "measure_s": [], "ops": [], "regions": [], "choices": []}
+        with torch.autocast(device, torch.bfloat16, enabled=peer.autocast), Progress("memfit") as progress:
+            mark = time.perf_counter()
+            for captured in task.offers(call):
+                stages["capture_s"].append(time.perf_counter() - mark)
+                stages["ops"].append(len(captured.graph.ops))
+                stages["regions"].append(len(regions_of(captured)))
+                stages["choices"].append(sum(len(op.variants) + op.name.startswith(("again", "apart")) for op in captured.graph.ops))
+                mark = time.perf_counter()
+                if what == "memfit ready":
+                    compile_regions(regions_of(captured), progress)
+                stages["compile_s"].append(time.perf_counter() - mark)
+                mark = time.perf_counter()
+                with gpu():
+                    waited += time.perf_counter() - mark
+                    mark = time.perf_counter()
+                    offers.append(task.costed(captured, progress))
+                stages["measure_s"].append(time.perf_counter() - mark)
+                mark = time.perf_counter()
+        yield {"what": what, "cold_s": time.perf_counter() - begin - waited, **stages}
+
+
+def _compiled_peak(path: Path, model: str) -> int:
+    found = [r["peak_bytes"] for r in records(path) if r["model"] == model and r["what"] == "compile" and "peak_bytes" in r]
+    return int(found[-1]) if found else 2**50
+
+
+def with_optimizer(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str) -> Rows:
+    """A whole step with AdamW: torch.compile, then memfit.fit at half of its peak."""
+    import memfit
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    forward = torch.compile(_loss_of(peer, model), dynamic=False)
+    optimized = _step(peer, device, lambda: forward(inputs, targets))
+
+    def whole() -> None:
+        optimized()
+        optimizer.step()
+
+    whole()
+    before = held(model, inputs, targets) + sum(t.numel() * t.element_size() for s in optimizer.state.values() for t in s.values())
+    with gpu():
+        peer_row = timed(whole, model, device, before)
+    yield {"what": "compile, with AdamW", **peer_row}
+    budget = peer_row["peak_bytes"] // 2
+    begin = time.perf_counter()
+    with torch.autocast(device, torch.bfloat16, enabled=peer.autocast):
+        fitted = memfit.fit(
+            model, inputs, loss_fn=peer.loss, example_targets=targets, budget=budget, optimizer=optimizer, engine="inductor", check=False
+        )
+    ready_s = time.perf_counter() - begin
+    planned_step = _step(peer, device, lambda: fitted(*inputs, *targets))
+
+    def ours() -> None:
+        planned_step()
+        optimizer.step()
+
+    with gpu():
+        result = timed(ours, model, device, before)
+    report = fitted.report()
+    yield {"what": "memfit 50%, with AdamW", "budget_bytes": budget, "cold_s": ready_s, "report": report.as_data(), **result}
 
 
 def _sync(device: str) -> None:
