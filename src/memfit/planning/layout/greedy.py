@@ -103,33 +103,68 @@ def place_in_order(problem: Problem, windows: Windows, order: Ints) -> Ints:
 
 
 @njit(cache=True, nogil=True)
+def _window_of(first, last, level_start):  # type: ignore[no-untyped-def]
+    """The narrowest window that covers cells first .. last."""
+    num_levels = len(level_start) - 1
+    level, half = 0, 1
+    while level < num_levels - 1 and last - (first // half) * half >= 2 * half:
+        level += 1
+        half *= 2
+    window = level_start[level]
+    if level < num_levels - 1:
+        window += min(first // half, level_start[level + 1] - level_start[level] - 1)
+    return window
+
+
+@njit(cache=True, nogil=True)
+def _best_hole(x, start, stop, size, alignment, offsets, members):  # type: ignore[no-untyped-def]
+    """Where x goes among the members, lowest first: the smallest hole that fits over its whole life, else above all it meets."""
+    end_of_last = np.int64(0)
+    best, best_waste = np.int64(-1), np.int64(9223372036854775807)
+    born, dies = start[x], stop[x]
+    for y in members:
+        if start[y] < dies and born < stop[y]:
+            if offsets[y] > end_of_last:
+                at = -(-end_of_last // alignment[x]) * alignment[x]
+                waste = offsets[y] - at - size[x]
+                if 0 <= waste < best_waste:
+                    best, best_waste = at, waste
+            end_of_last = max(end_of_last, offsets[y] + size[y])
+    return best if best >= 0 else -(-end_of_last // alignment[x]) * alignment[x]
+
+
+@njit(cache=True, nogil=True)
+def _insert(x, offsets, members, count):  # type: ignore[no-untyped-def]
+    """Put x among the first `count` members, which are sorted by address."""
+    a, b = 0, count
+    while a < b:
+        middle = (a + b) >> 1
+        if offsets[members[middle]] <= offsets[x]:
+            a = middle + 1
+        else:
+            b = middle
+    for k in range(count, a, -1):
+        members[k] = members[k - 1]
+    members[a] = x
+
+
+@njit(cache=True, nogil=True)
 def _best_fit(start, stop, size, alignment, fixed, order, first, last, level_start, list_start, lists, counts):  # type: ignore[no-untyped-def]
     offsets = np.full(len(size), -1, np.int64)
     num_levels = len(level_start) - 1
-    for x in order:
+    last_look = np.full(len(counts), -1, np.int64)  # when a window is asked for the last time: later ones need not go in
+    for position in range(len(order)):
+        x = order[position]
+        if fixed[x] < 0:
+            last_look[_window_of(first[x], last[x], level_start)] = position
+    for position in range(len(order)):
+        x = order[position]
         if fixed[x] >= 0:
             offsets[x] = fixed[x]
         else:
-            level, half = 0, 1  # the narrowest window that covers the whole life of x
-            while level < num_levels - 1 and last[x] - (first[x] // half) * half >= 2 * half:
-                level += 1
-                half *= 2
-            window = level_start[level]
-            if level < num_levels - 1:
-                window += min(first[x] // half, level_start[level + 1] - level_start[level] - 1)
+            window = _window_of(first[x], last[x], level_start)
             begin = list_start[window]
-            end_of_last = np.int64(0)
-            best, best_waste = np.int64(-1), np.int64(9223372036854775807)
-            for k in range(begin, begin + counts[window]):
-                y = lists[k]
-                if start[y] < stop[x] and start[x] < stop[y]:
-                    if offsets[y] > end_of_last:
-                        at = -(-end_of_last // alignment[x]) * alignment[x]
-                        waste = offsets[y] - at - size[x]
-                        if 0 <= waste < best_waste:
-                            best, best_waste = at, waste
-                    end_of_last = max(end_of_last, offsets[y] + size[y])
-            offsets[x] = best if best >= 0 else -(-end_of_last // alignment[x]) * alignment[x]
+            offsets[x] = _best_hole(x, start, stop, size, alignment, offsets, lists[begin : begin + counts[window]])
         half = 1
         for level in range(num_levels):
             if level < num_levels - 1:
@@ -139,17 +174,8 @@ def _best_fit(start, stop, size, alignment, fixed, order, first, last, level_sta
             else:
                 low = high = 0
             for window in range(level_start[level] + low, level_start[level] + high + 1):
-                begin = list_start[window]
-                a, b = begin, begin + counts[window]
-                while a < b:
-                    middle = (a + b) >> 1
-                    if offsets[lists[middle]] <= offsets[x]:
-                        a = middle + 1
-                    else:
-                        b = middle
-                for k in range(begin + counts[window], a, -1):
-                    lists[k] = lists[k - 1]
-                lists[a] = x
-                counts[window] += 1
+                if last_look[window] > position:
+                    _insert(x, offsets, lists[list_start[window] : list_start[window + 1]], counts[window])
+                    counts[window] += 1
             half *= 2
     return offsets
