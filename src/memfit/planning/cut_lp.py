@@ -27,7 +27,7 @@ tolerance. Where no k fits, the least memory of the same program is the proof.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -39,6 +39,8 @@ from memfit.planning.branch_and_bound import solve_mixed
 from memfit.planning.floor import required_for, required_storages
 from memfit.planning.model import Flags, Floats, Ints, Model
 
+Span = tuple[int, int]
+"""Stages from the first to the last, both included: stage j ends with cut j."""
 _SAFETY = 1e-9
 """Relative rounding that a bound is lowered by before it is turned into a whole number."""
 _WHOLE_GAP = 1e-5
@@ -102,8 +104,11 @@ class CutProgram:
         self.spans = {(stage, stage): numbers for stage, numbers in enumerate(self.runs)}
         chain = [(i, j) for j in range(len(self.runs)) for i in range(j)] if len(self.cuts) > 1 else []
         self.spans |= {(first, last): self._number(self.runs[last] >= 0) for first, last in chain}
+        self.made = {span: self._number(_of_several(model, numbers >= 0)) for span, numbers in self.spans.items()}
         self.rows: list[list[tuple[int, float]]] = []
         self.right: list[float] = []
+        for span in self.spans:
+            self._several_rows(span)
         for stage in range(len(self.runs)):
             self._flow_rows(stage)
         for cut in range(len(self.cuts)):
@@ -133,62 +138,66 @@ class CutProgram:
         self.rows.append(entries)
         self.right.append(right)
 
-    def _available(self, stage: int, storage: int) -> list[tuple[int, float]]:
-        """What makes `storage` available in a stage: runs of that stage, and what the cut before it kept and made."""
-        makers = self.model.producers[storage]
-        found = [int(self.runs[stage][g]) for g in makers]
-        if stage:
-            found += [int(self.at[stage - 1][g]) for g in makers] + [int(self.keep[stage - 1][storage])]
+    def _there(self, span: Span, storage: int) -> list[tuple[int, float]]:
+        """What makes `storage` available in a span of stages: runs in it, and what the cut before it kept and made."""
+        makers, together = self.model.producers[storage], int(self.made[span][storage])
+        found = [together] if together >= 0 else [int(self.spans[span][g]) for g in makers]
+        if span[0]:
+            found += [int(self.at[span[0] - 1][g]) for g in makers] + [int(self.keep[span[0] - 1][storage])]
         return [(v, -1.0) for v in found if v >= 0]
 
+    def _needs(self, variable: int, storages: Iterable[int], span: Span) -> None:
+        """A form runs only if its inputs are available; sources are until somebody drops them."""
+        for s in storages:
+            if span[0] or not self.model.arrays.source[s]:
+                self._row([(variable, 1.0), *self._there(span, s)], 0.0)
+
+    def _several_rows(self, span: Span) -> None:
+        """What several forms can make is made only if what all of them read is there: else half of each gets by with half of it."""
+        for s in map(int, np.flatnonzero(self.made[span] >= 0)):
+            makers = [g for g in self.model.producers[s] if self.spans[span][g] >= 0]
+            self._row([(int(self.made[span][s]), 1.0), *((int(self.spans[span][g]), -1.0) for g in makers)], 0.0)
+            self._needs(int(self.made[span][s]), sorted(set.intersection(*(set(self.model.ins[g]) for g in makers))), span)
+
     def _flow_rows(self, stage: int) -> None:
-        """A form runs in a stage only if its inputs are available there; sources are until somebody drops them."""
         for f in map(int, np.flatnonzero(self.runs[stage] >= 0)):
-            for s in self.model.ins[f]:
-                if stage or not self.model.arrays.source[s]:
-                    self._row([(int(self.runs[stage][f]), 1.0), *self._available(stage, s)], 0.0)
+            self._needs(int(self.runs[stage][f]), self.model.ins[f], (stage, stage))
 
     def _keep_rows(self, cut: int) -> None:
         model, keep, at = self.model, self.keep[cut], self.at[cut]
         for s in map(int, np.flatnonzero(keep >= 0)):
-            available = self._available(cut, s)
-            if cut or not model.arrays.source[s]:
-                self._row([(int(keep[s]), 1.0), *available], 0.0)
+            self._needs(int(keep[s]), (s,), (cut, cut))
             if model.arrays.pinned[s]:  # a result already made is held
-                for variable, _ in available:
-                    self._row([(variable, 1.0), (int(keep[s]), -1.0)], 0.0)
-        for f in map(int, np.flatnonzero(at >= 0)):
+                found = [int(self.runs[cut][g]) for g in model.producers[s]]
+                for variable in (*found, *(v for v, _ in self._there((cut, cut), s))):
+                    if variable >= 0:
+                        self._row([(variable, 1.0), (int(keep[s]), -1.0)], 0.0)
+        makers = model.producers[self.cuts[cut]]
+        for s in sorted(set.intersection(*(set(model.ins[f]) for f in makers))):
+            if keep[s] >= 0:
+                self._row([(int(keep[s]), -1.0)], -1.0)
+        for f in makers:
             for s in model.ins[f]:
                 if keep[s] >= 0:
                     self._row([(int(at[f]), 1.0), (int(keep[s]), -1.0)], 0.0)
-        self._row([(int(v), -1.0) for v in at if v >= 0], -1.0)
+        self._row([(int(at[f]), -1.0) for f in makers], -1.0)
 
     def _span_rows(self, first: int, last: int) -> None:
         """Whether a form runs at all in stages `first` to `last`: else half a run in each of two would get by with half its inputs.
 
         So a chain is never weaker than the chains it contains, for which these are the runs of one stage.
         """
-        model, end = self.model, len(self.cuts)
-        span = self.spans[first, last]
+        model, end, span = self.model, len(self.cuts), (first, last)
         parts = (*self.runs[first : last + 1], *self.at[first:last])
-
-        def there(s: int) -> list[tuple[int, float]]:
-            found = [int(span[g]) for g in model.producers[s]]
-            if first:
-                found += [int(self.keep[first - 1][s]), *(int(self.at[first - 1][g]) for g in model.producers[s])]
-            return [(v, -1.0) for v in found if v >= 0]
-
-        for f in map(int, np.flatnonzero(span >= 0)):
-            self._row([(int(span[f]), 1.0), *((int(numbers[f]), -1.0) for numbers in parts if numbers[f] >= 0)], 0.0)
-            for s in model.ins[f]:
-                if first or not model.arrays.source[s]:
-                    self._row([(int(span[f]), 1.0), *there(s)], 0.0)
+        for f in map(int, np.flatnonzero(self.spans[span] >= 0)):
+            variable = int(self.spans[span][f])
+            self._row([(variable, 1.0), *((int(numbers[f]), -1.0) for numbers in parts if numbers[f] >= 0)], 0.0)
+            self._needs(variable, model.ins[f], span)
         if last < end:
             for s in map(int, np.flatnonzero(self.keep[last] >= 0)):
-                if first or not model.arrays.source[s]:
-                    self._row([(int(self.keep[last][s]), 1.0), *there(s)], 0.0)
+                self._needs(int(self.keep[last][s]), (s,), span)
         for s in map(int, np.flatnonzero(model.arrays.pinned)) if last == end else ():
-            self._row(there(s), -1.0)
+            self._row(self._there(span, s), -1.0)
 
     def _made_rows(self, first: int, last: int) -> None:
         """What every plan makes by the end of a span that begins with the step, or before and in one that ends with it."""
@@ -204,7 +213,7 @@ class CutProgram:
 
     def _result_rows(self) -> None:
         for s in np.flatnonzero(self.model.arrays.pinned):
-            self._row(self._available(len(self.cuts), int(s)), -1.0)
+            self._row(self._there((len(self.cuts), len(self.cuts)), int(s)), -1.0)
 
     def _all_runs(self, form: int) -> list[int]:
         return [int(numbers[form]) for numbers in (*self.runs, *self.at) if numbers[form] >= 0]
@@ -266,6 +275,9 @@ class CutProgram:
         whole = np.zeros(self.num_variables, np.bool_)
         for numbers in self.keep:
             whole[numbers[numbers >= 0]] = True
+        several = np.array([f for makers in self.model.producers if len(makers) > 1 for f in makers], np.int64)
+        for numbers in (*self.runs, *self.at):  # with one producer each, whole keeps make whole runs by themselves
+            whole[numbers[several][numbers[several] >= 0]] = True
         found = solve_mixed(self.cost, *self._within(limit_bytes), whole, time_limit_s=time_limit_s, gap=_WHOLE_GAP)
         if found.x is None:
             return None
@@ -314,6 +326,11 @@ def _members(items: Sequence[int], count: int) -> Flags:
     flags = np.zeros(count, np.bool_)
     flags[list(items)] = True
     return flags
+
+
+def _of_several(model: Model, forms: Flags) -> Flags:
+    """The storages that two or more of these forms can make."""
+    return np.array([sum(bool(forms[f]) for f in makers) > 1 for makers in model.producers], np.bool_)
 
 
 def _made_by(model: Model, forms: Flags) -> Flags:

@@ -11,6 +11,7 @@ from memfit.planning.base import Problem
 from memfit.planning.floor import Floor, find_floor
 from memfit.planning.just_in_time import default_makers
 from memfit.planning.model import Ints
+from memfit.planning.overwrite import Siblings, find_siblings, overwritten
 from memfit.planning.polish import polish
 from memfit.planning.repair import Repairer
 from memfit.planning.replay import INVALID, peak_and_time
@@ -36,9 +37,11 @@ class Search:
     proof: str = ""
     makers: Ints = field(init=False)  # the forms by which the best sequence remakes things
     floor: Floor = field(init=False)
+    siblings: Siblings = field(init=False)
 
     def __post_init__(self) -> None:
         self.floor = find_floor(self.problem.model)
+        self.siblings = find_siblings(self.problem.model)
         self.makers = default_makers(self.problem.model)
         self.bound_ns = self.floor.time_ns
         if self.problem.limit_bytes < self.floor.bytes:
@@ -105,9 +108,12 @@ class Search:
         seconds = min(seconds, max(0.5 * self.problem.seconds_left, 1.0))
         if len(a.time) >= 3000:  # looking around costs time in the length of the sequence: look at less, take more steps
             top, wide = min(top, 6), min(wide, 10)
+        makers = np.where(makers >= 0, self.siblings.plain[makers], makers)
         fixer = Repairer(arrays=a, limit=limit, maker=makers, top=top, wide=wide)
-        fixed = fixer.run(np.asarray(sequence), 400 if len(a.time) < 3000 else 4000, perf_counter() + seconds)
+        fixed = fixer.run(
+            overwritten(a, np.asarray(sequence), self.siblings), 400 if len(a.time) < 3000 else 4000, perf_counter() + seconds
+        )
         peak, _ = peak_and_time(a, fixed)
         if peak != INVALID and peak <= limit:
-            fixed = polish(a, fixed, limit, 6, perf_counter() + seconds)
+            fixed = polish(a, overwritten(a, fixed, self.siblings), limit, 6, perf_counter() + seconds)
         return self.offer(fixed, note, makers)

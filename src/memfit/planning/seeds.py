@@ -14,6 +14,7 @@ import numpy as np
 from memfit.planning.cut_lp import CutSolution
 from memfit.planning.just_in_time import keep_at
 from memfit.planning.model import Floats, Ints, Model
+from memfit.planning.overwrite import find_siblings
 
 _HALF = 0.5
 
@@ -34,22 +35,27 @@ def seeds_from(model: Model, solution: CutSolution, rank: Ints | None = None) ->
     The program is free in its order: what does not descend from a cut may run on either side of it, and where it put an op is
     part of why its values are cheap. The step's own order has less to say for it, but is never against the judge's rules.
     """
-    again = chosen_makers(model, solution.again + 1e-3 * solution.runs[0])
-    agenda = agenda_for(model, chosen_makers(model, solution.total))
+    plain = find_siblings(model).plain
+    again, first = (
+        np.where(makers >= 0, plain[makers], makers)
+        for makers in (chosen_makers(model, solution.again + 1e-3 * solution.runs[0]), chosen_makers(model, solution.total))
+    )
+    agenda = agenda_for(model, first)
     calm = agenda if rank is None else agenda[np.argsort(rank[agenda], kind="stable")]
-    staged = calm[np.argsort(_stages(model, solution)[calm], kind="stable")]
+    staged = calm[np.argsort(_stages(model, solution, plain)[calm], kind="stable")]
     kept = [np.flatnonzero(keep > _HALF) for keep in solution.keep]
     for order in (staged, agenda) if not np.array_equal(staged, agenda) else (agenda,):
         turns = [_turn(model, order, cut) for cut in solution.cuts]
         yield Seed(sequence=keep_at(model, turns, kept, order, again), makers=again)
 
 
-def _stages(model: Model, solution: CutSolution) -> Ints:
-    """The stage each form first runs in: 2 j before cut j, 2 j + 1 at it."""
+def _stages(model: Model, solution: CutSolution, plain: Ints) -> Ints:
+    """The stage each form first runs in, in place or not: 2 j before cut j, 2 j + 1 at it."""
     first = np.full(model.num_forms, 2 * len(solution.cuts), np.int64)
     for j in reversed(range(len(solution.cuts))):
         first[list(model.producers[solution.cuts[j]])] = 2 * j + 1
         first[solution.runs[j] > _HALF] = 2 * j
+    np.minimum.at(first, plain, first.copy())
     return first
 
 
