@@ -17,6 +17,11 @@ from memfit.core.graph import Variant
 from memfit.profile.devices import Device, device
 
 
+_SLICED = {"convolution_in_slices": torch.ops.aten.convolution, "convolution_backward_in_slices": torch.ops.aten.convolution_backward}
+_CHUNKED = {"chunked_loss": (12, 16), "chunked_loss_backward": (28, 34)}
+"""Bytes written and read for each logit, in 32 bits and in 16: product, cast, softmax, scaling, cast back, two more products."""
+
+
 def roofline(captured: Captured, name: str) -> Costs:
     """Costs on the named device of the table."""
     target = device(name)
@@ -93,9 +98,15 @@ def _time_ns(captured: Captured, op: int, target: Device) -> int:
         return 0
     node = captured.graph.ops[op]
     moved = sum(_tensor_bytes(captured, t) for t in (*node.inputs, *node.outputs))
-    rate = target.half_flops if _is_half(captured, node.inputs) else target.fp32_flops
-    seconds = max(_flops(captured, captured.calls[op]) / rate, moved / target.memory_bytes_per_s)
-    return target.launch_ns + round(seconds * 1e9)
+    half = _is_half(captured, node.inputs)
+    arithmetic_s = _flops(captured, captured.calls[op]) / (target.half_flops if half else target.fp32_flops)
+    name, num_chunks = _own_name(captured.calls[op]), _num_chunks(captured.calls[op])
+    if name in _CHUNKED:  # products and passes over a chunk's logits follow each other
+        logits = _num_logits(captured, captured.calls[op])
+        seconds = arithmetic_s + (moved + _CHUNKED[name][half] * logits) / target.memory_bytes_per_s
+        return 8 * num_chunks * target.launch_ns + round(seconds * 1e9)
+    seconds = max(arithmetic_s, moved / target.memory_bytes_per_s)
+    return (num_chunks if name in _SLICED else 1) * target.launch_ns + round(seconds * 1e9)
 
 
 def _accumulate_ns(captured: Captured, op: int, target: Device) -> int:
@@ -116,15 +127,33 @@ def _is_half(captured: Captured, tensors: tuple[int, ...]) -> bool:
     return any(s is not None and s.dtype in (torch.float16, torch.bfloat16) for s in samples)
 
 
+def _own_name(call: OpCall) -> str:
+    """The name of one of memfit's own implementations, which are partial functions of their number of chunks."""
+    return str(getattr(getattr(call.target, "func", None), "__name__", ""))
+
+
+def _num_chunks(call: OpCall) -> int:
+    arguments: tuple[Any, ...] = getattr(call.target, "args", None) or (1,)
+    return int(arguments[0])
+
+
+def _num_logits(captured: Captured, call: OpCall) -> int:
+    """Elements of hidden @ weight in a loss in chunks."""
+    hidden, weight = call.args[:2] if _own_name(call) == "chunked_loss" else call.args[1:3]
+    rows, width = captured.samples[hidden.tensor], captured.samples[weight.tensor]
+    assert rows is not None
+    assert width is not None
+    return int(rows.numel() // max(rows.shape[-1], 1) * width.shape[1])
+
+
 def _flops(captured: Captured, call: OpCall) -> float:
-    name = getattr(getattr(call.target, "func", None), "__name__", "")
-    if name in ("chunked_loss", "chunked_loss_backward"):
-        hidden, weight = call.args[:2] if name == "chunked_loss" else call.args[1:3]
-        width = captured.samples[weight.tensor]
-        assert width is not None
-        product = 2.0 * _numel(captured, hidden) * width.shape[1]
+    name = _own_name(call)
+    if name in _CHUNKED:
+        hidden = captured.samples[call.args[0 if name == "chunked_loss" else 1].tensor]
+        assert hidden is not None
+        product = 2.0 * _num_logits(captured, call) * hidden.shape[-1]
         return float(product if name == "chunked_loss" else 3 * product)
-    formula = flop_registry.get(getattr(call.target, "overloadpacket", None))
+    formula = flop_registry.get(_SLICED.get(name) or getattr(call.target, "overloadpacket", None))
     if formula is None:
         return 0.0
     args, kwargs = tree_map(lambda x: captured.samples[x.tensor] if isinstance(x, Ref) else x, (call.args, dict(call.kwargs)))
