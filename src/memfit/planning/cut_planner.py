@@ -160,7 +160,7 @@ def explore_calm(search: Search) -> None:
     problem = search.problem
     agenda = np.array(problem.model.agenda, np.int64)
     search.offer(agenda, "keep all")
-    if search.settled or not len(agenda):
+    if search.settled or search.good_enough or search.rank is not None or not len(agenda):
         return
     peak, _ = peak_and_time(problem.model.arrays, agenda)
     order = calmed(precedence(problem.model), agenda, problem.limit_bytes, seconds=max(0.1, 0.01 * problem.time_limit_s))

@@ -22,8 +22,13 @@ from memfit.planning.cut_planner import (
 )
 from memfit.planning.drop_cheap import DropCheap
 from memfit.planning.greedy import Greedy
+from memfit.planning.judge import judged
+from memfit.planning.reorder import movable_fraction, precedence
 from memfit.planning.search import Search
 from memfit.planning.sqrt_segments import SqrtSegments
+
+_IRREGULAR = 0.8
+"""Share of movable ops from which on another order is the first thing to try."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +47,19 @@ class Portfolio:
     max_runs: int | None = None
 
     def plan(self, problem: Problem) -> Outcome:
+        whole = judged(problem, planner=self.name, sequence=problem.model.agenda)
+        if whole.status is Status.OPTIMAL:  # room for everything: no kernel is compiled for that
+            problem.tell(whole.require_plan().timeline.time_ns, whole.lower_bound_ns, "keep all")
+            return whole
         search = Search(problem, enough_points=self.enough_points, max_runs=self.max_runs)
         limit_s = problem.time_limit_s
         try:
-            if self.reorder:
+            search.offer(np.array(problem.model.agenda, np.int64), "keep all")
+            if self.reorder and (problem.model.num_forms >= LARGE or movable_fraction(precedence(problem.model)) > _IRREGULAR):
                 explore_calm(search)
-            else:
-                search.offer(np.array(problem.model.agenda, np.int64), "keep all")
             explore_cuts(search, max_cuts=1, seconds=max(2.0, (0.1 if problem.model.num_forms < LARGE else 0.5) * limit_s))
+            if self.reorder and (search.bound_ns <= search.floor.time_ns or search.best is None):
+                explore_calm(search)  # no cut says that anything must be made twice: it may be a matter of order
             explore_simple(search)
             if self.reorder and search.best is None and not search.done:
                 explore_orders(search, seconds=0.1 * limit_s)

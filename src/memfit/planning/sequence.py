@@ -24,7 +24,9 @@ from memfit.planning.replay import drop_dead
 
 def schedule_of(model: Model, sequence: Iterable[int]) -> Schedule:
     """The schedule of a sequence of form numbers. An impossible sequence becomes an illegal schedule: the judge says why."""
-    seq = [int(f) for f in drop_dead(model.arrays, np.fromiter(sequence, np.int64))]
+    seq = [int(f) for f in sequence]
+    if tuple(seq) != model.agenda:  # of the plain step nothing is dead, and nothing need be compiled to see that
+        seq = [int(f) for f in drop_dead(model.arrays, np.array(seq, np.int64))]
     return Schedule(steps=tuple(_Writer(model, seq).write()))
 
 

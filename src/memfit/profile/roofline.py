@@ -16,7 +16,6 @@ from memfit.core.costs import Costs, Level
 from memfit.core.graph import Variant
 from memfit.profile.devices import Device, device
 
-
 _SLICED = {"convolution_in_slices": torch.ops.aten.convolution, "convolution_backward_in_slices": torch.ops.aten.convolution_backward}
 _CHUNKED = {"chunked_loss": (12, 16), "chunked_loss_backward": (28, 34)}
 """Bytes written and read for each logit, in 32 bits and in 16: product, cast, softmax, scaling, cast back, two more products."""
