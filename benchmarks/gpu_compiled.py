@@ -203,6 +203,7 @@ def planned(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str
         yield row
     sources = (*model.parameters(), *model.buffers(), *call.tensors)
     full = _compiled_peak(args.output, peer.name)
+    sliced: list[Any] = []
     queue = [(float(f), 0) for f in args.fractions.split(",") if f]
     while queue:
         fraction, tighter_by = queue.pop(0)
@@ -213,11 +214,15 @@ def planned(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str
         settings = PlanSettings(time_limit_s=args.plan_seconds, compare_all=True)
         try:
             with Progress("plan") as progress:
-                captured, costs, plan = best_plan(offers, limit, settings, progress)
+                captured, costs, plan = best_plan([*offers, *sliced], limit, settings, progress)
         except MemfitError as error:
             yield row | {"plan_s": time.perf_counter() - begin, "status": type(error).__name__, "reason": str(error)}
+            if not sliced:  # as memfit.fit: only when nothing else has a plan
+                with gpu(), Progress("memfit") as progress:
+                    sliced = [task.costed(c, progress) for c in task.last_offers(call)]
+                queue[:0] = [(fraction, tighter_by)] if sliced else []
             continue
-        row |= {"plan_s": time.perf_counter() - begin, "status": "planned", "offer": [c for c, _ in offers].index(captured)}
+        row |= {"plan_s": time.perf_counter() - begin, "status": "planned", "offer": [c for c, _ in (*offers, *sliced)].index(captured)}
         program = generate(captured, plan.schedule)
         ready = Ready(captured=captured, costs=costs, plan=plan, program=program, keep_all_peak_bytes=0, base_time_ns=0)
 

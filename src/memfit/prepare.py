@@ -18,7 +18,7 @@ from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call, Inputs
 from memfit.core.budget import Budget
 from memfit.core.costs import Costs
-from memfit.core.errors import BadInput, Unsupported
+from memfit.core.errors import BadInput, InfeasibleBudget, NoPlanFound, Unsupported
 from memfit.core.graph import Graph
 from memfit.core.io import load
 from memfit.core.outcome import Outcome, Status
@@ -78,7 +78,11 @@ def _make_ready(
             progress.update("planning")
             compare_all = "rounding" in task.allow or first[0].compiled
             settings = PlanSettings(planner=planner, time_limit_s=time_limit_s, compare_all=compare_all)
-            captured, costs, chosen = best_plan(every, budget, settings, progress)
+            try:
+                captured, costs, chosen = best_plan(every, budget, settings, progress)
+            except (InfeasibleBudget, NoPlanFound) as refusal:
+                last = [task.costed(c, progress) for c in task.last_offers(call, accumulates=accumulates)]
+                captured, costs, chosen = _last_chance(last, budget, settings, progress, refusal)
         compile_regions((captured.call(s.op, s.variant).target for s in chosen.schedule.computes), progress)
         return Ready(
             captured=captured,
@@ -141,6 +145,26 @@ def best_plan(
     weakest = undecided[-1] if undecided else min((o for _, _, o in tried), key=lambda o: o.lower_bound_bytes)
     weakest.require_plan()
     raise AssertionError("an outcome without a plan raises")
+
+
+def _last_chance(
+    offers: list[tuple[Captured, Costs]],
+    budget: Budget,
+    settings: PlanSettings,
+    progress: Progress,
+    refusal: InfeasibleBudget | NoPlanFound,
+) -> tuple[Captured, Costs, Plan]:
+    """A plan for the forms that come last, or the weaker of the two refusals."""
+    if not offers:
+        raise refusal
+    try:
+        return best_plan(offers, budget, settings, progress)
+    except NoPlanFound as second:
+        raise second from refusal
+    except InfeasibleBudget as second:
+        if isinstance(refusal, NoPlanFound) or (refusal.minimum_bytes or 0) < (second.minimum_bytes or 0):
+            raise refusal from second
+        raise
 
 
 def has_repeats(plan: Plan) -> bool:

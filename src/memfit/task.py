@@ -71,13 +71,20 @@ class Task:
                 yield offer
 
     def _compiled_offers(self, call: Call, accumulates: bool, fine: Captured) -> Iterator[Captured]:
-        """The step in regions, then with its loss in chunks too."""
+        """The step in regions, then with its loss fused."""
         variants = "variants" in self.allow
         yield with_regions(fine, Inductor(), choices=variants)
         if variants and has_large_loss(fine):
-            chunked = with_fused_loss(self._captured(call, accumulates, Inductor(pads=False)), Inductor())
-            if chunked is not None:
-                yield with_regions(chunked, Inductor(), choices=True)
+            fused = with_fused_loss(self._captured(call, accumulates, Inductor(pads=False)), Inductor())
+            if fused is not None:
+                yield with_regions(fused, Inductor())
+
+    def last_offers(self, call: Call, *, accumulates: bool = False) -> Iterator[Captured]:
+        """Slower wherever another form of the step has a plan: a compiled step with its largest convolutions in slices."""
+        if self.compiles and "variants" in self.allow:
+            sliced = with_sliced_convolutions(self._captured(call, accumulates, Inductor()))
+            if sliced is not None:
+                yield with_regions(sliced, Inductor())
 
     def _captured(self, call: Call, accumulates: bool, compiler: Compiler | None) -> Captured:
         return capture(

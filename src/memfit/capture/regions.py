@@ -49,7 +49,7 @@ class _Item:
         return {t for form in self.every_form for t in form.inputs}
 
 
-def with_regions(captured: Captured, compiler: Compiler, *, choices: bool = True, least_fraction: float = 1 / 2000) -> Captured:
+def with_regions(captured: Captured, compiler: Compiler, *, choices: bool = True, least_fraction: float = 1 / 1000) -> Captured:
     """The same step in regions. Without `choices` each region comes in one form only: less to compile."""
     return _Regions(captured, compiler, least_fraction).gather(choices)
 

@@ -34,16 +34,18 @@ class Inductor:
         return {target: rule for target, rule in _table().items() if target not in _LOSS}
 
     def improve(self, module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-        """Padding of matrix products, attention patterns, one seed for all random numbers."""
+        """Padding of matrix products, attention patterns, one seed for all random numbers; biases beside their convolutions."""
         from torch._inductor import config
         from torch._inductor.fx_passes.joint_graph import joint_graph_passes
         from torch._inductor.virtualized import V
 
-        with (
-            config.patch(shape_padding=self.pads and config.shape_padding),
-            V.set_fake_mode(_fake_mode([n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder"])),
-        ):
-            improved: torch.fx.GraphModule = joint_graph_passes(module)
+        mode = _fake_mode([n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder"])
+        try:
+            with config.patch(shape_padding=self.pads and config.shape_padding), V.set_fake_mode(mode):
+                improved: torch.fx.GraphModule = joint_graph_passes(_biases_apart(module))
+        except Exception as error:
+            what = f"{type(error).__name__}: {str(error)[:200]}"
+            raise Unsupported(f'Inductor could not prepare the step ({what}): use engine="eager".') from error
         return improved
 
     def fuses(self, target: Any) -> bool:
@@ -115,6 +117,24 @@ def _draws(target: Any) -> bool:
 def _fake_mode(values: Sequence[Any]) -> FakeTensorMode:
     found = next((v.fake_mode for v in values if hasattr(v, "fake_mode")), None)
     return found or FakeTensorMode()
+
+
+def _biases_apart(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A convolution's bias is added by a kernel of its own: as an op of its own it is fused with what follows."""
+    for node in module.graph.find_nodes(op="call_function", target=aten.convolution.default):
+        bias, sample = node.args[2], node.meta["val"]
+        if bias is None:
+            continue
+        with module.graph.inserting_after(node):
+            shape = [1, -1, *[1] * (sample.dim() - 2)]
+            view = module.graph.call_function(aten.view.default, (bias, shape))
+            view.meta = {**node.meta, "val": bias.meta["val"].view(shape)}
+        with module.graph.inserting_after(view):
+            total = module.graph.call_function(aten.add.Tensor, (node, view))
+            total.meta = dict(node.meta)
+        node.replace_all_uses_with(total, delete_user_cb=lambda user, total=total: user is not total)
+        node.update_arg(2, None)
+    return module
 
 
 def _decomposed(module: torch.fx.GraphModule, samples: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
