@@ -25,6 +25,9 @@ def command(
     steps: int = typer.Option(3, "--steps", min=1, help="Training steps to run."),
     optimizer: str = OPTIMIZER_OPTION,
     planner: str = typer.Option("auto", "--planner", help="Which planner; an unknown name lists them."),
+    engine: str = typer.Option(
+        "auto", "--engine", help="eager: PyTorch's own kernels; inductor: compiled regions; auto: compiled on CUDA."
+    ),
     time_limit: float = typer.Option(30.0, "--time-limit", help="Seconds the planner may take."),
     plan: Path | None = typer.Option(None, "--plan", help="A plan saved by `memfit plan -o`: run it without a solver."),
     as_json: bool = JSON_OPTION,
@@ -47,6 +50,7 @@ def command(
         optimizer=training.optimizer,
         loss_fn=recipe.loss_fn,
         example_targets=recipe.example_targets,
+        engine=engine,
         planner=planner,
         time_limit_s=time_limit,
         plan=plan,
