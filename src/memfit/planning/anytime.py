@@ -18,6 +18,8 @@ _STALE_S = 2.0
 _TELL_S = 0.5
 _WORTHWHILE = 1e-3  # an improvement of the plan's time that counts as one
 _LEAST_PATIENCE_S = 1.0
+_SLACK, _WAVE_S = 0.012, 3.0
+"""How much slower a plan may be and still be walked on from: falling to nothing, again and again."""
 _MOST_WALKS = 6
 _SLICE = 0.35
 """Of the time left, the share that one round over all walks takes."""
@@ -81,7 +83,7 @@ def _walk(search: Search, walk: Neighbourhood, clock: _Clock, seconds: float) ->
     problem = search.problem
     began = improved = problem.seconds
     while not clock.over and problem.seconds - began < seconds:
-        slack = 0.01 * (1 - (problem.seconds - began) / max(seconds, 1e-9))
+        slack = _SLACK * (1 - (problem.seconds - began) / _WAVE_S % 1.0)
         if walk.round(slack):
             improved = problem.seconds
             search.offer(walk.best, "search", walk.maker)

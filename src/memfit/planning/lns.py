@@ -20,6 +20,7 @@ from memfit.planning.repair import Repairer
 from memfit.planning.replay import INVALID, drop_dead, measure
 
 _NEVER = 2**62
+_NOISES = (0.0, 0.0, 0.3, 1.0)
 Standing = tuple[int, int]
 """(bytes over the limit summed over positions, time): smaller is better."""
 
@@ -76,7 +77,7 @@ class Neighbourhood:
         trial = self._mended(self._broken())
         standing = self.stand(trial)
         if standing[0] == 0:
-            trial = polish(self.arrays, trial, self.limit, 3)
+            trial = polish(self.arrays, trial, self.limit, 3, noise=float(self.random.choice(_NOISES)), random=self.random)
             standing = self.stand(trial)
         if self._acceptable(standing, slack):
             self.current, self.standing = trial, standing
@@ -102,8 +103,10 @@ class Neighbourhood:
         choice = self.random.random()
         if choice < 0.5:
             return self._delete_some()
-        if choice < 0.75:
-            return self._squeezed()
+        if choice < 0.7:
+            return self._squeezed(0.85, 0.995, 12)
+        if choice < 0.8:
+            return self._squeezed(0.6, 0.9, 60)
         return self._moved()
 
     def _delete_some(self) -> Ints:
@@ -115,11 +118,11 @@ class Neighbourhood:
         chosen = self.random.permutation(inside)[: int(self.random.integers(1, 31))]
         return delete(self.arrays, seq, _NEVER, chosen)
 
-    def _squeezed(self) -> Ints:
+    def _squeezed(self, low: float, high: float, most_steps: int) -> Ints:
         room = self.limit - self.arrays.base_bytes
-        less = int(self.arrays.base_bytes + room * self.random.uniform(0.85, 0.995))
+        less = int(self.arrays.base_bytes + room * self.random.uniform(low, high))
         fixer = Repairer(arrays=self.arrays, limit=less, maker=self.maker, top=6, wide=24, noise=0.6, random=self.random)
-        return fixer.run(self.current, int(self.random.integers(1, 12)))
+        return fixer.run(self.current, int(self.random.integers(1, most_steps)))
 
     def _moved(self) -> Ints:
         seq = self.current

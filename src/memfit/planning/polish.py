@@ -54,11 +54,25 @@ def repeats(a: Arrays, seq: Ints) -> Ints:
     return np.flatnonzero(again)
 
 
-def polish(a: Arrays, seq: Ints, limit: int, max_rounds: int = 6, deadline_s: float = float("inf")) -> Ints:
-    """Delete what can go, dearest first, until nothing can or the clock says so. The sequence must fit, and still fits afterwards."""
+def polish(
+    a: Arrays,
+    seq: Ints,
+    limit: int,
+    max_rounds: int = 6,
+    deadline_s: float = float("inf"),
+    noise: float = 0.0,
+    random: np.random.Generator | None = None,
+) -> Ints:
+    """Delete what can go, dearest first, until nothing can or the clock says so. The sequence must fit, and still fits afterwards.
+
+    With noise "dearest" is only roughly so: what goes first decides what can go at all.
+    """
     for _ in range(max_rounds):
         positions = repeats(a, seq)
-        order = positions[np.argsort(-a.time[seq[positions]], kind="stable")]
+        worth = a.time[seq[positions]].astype(np.float64)
+        if noise and random is not None:
+            worth *= np.exp(noise * random.standard_normal(len(worth)))
+        order = positions[np.argsort(-worth, kind="stable")]
         shorter = _deleted(a, seq, limit, order, deadline_s)
         if len(shorter) == len(seq):
             break

@@ -63,7 +63,7 @@ class Portfolio:
             explore_simple(search)
             if self.reorder and search.best is None and not search.done:
                 explore_orders(search, seconds=0.1 * limit_s)
-            explore_refined(search, seconds=0.4 * limit_s)
+            explore_refined(search, seconds=0.45 * limit_s)
             if not search.good_enough:
                 improve_until(search, seconds=0.15 * limit_s, seed=self.seed, patience=self.patience)
             explore_cuts(search, max_cuts=12, first=1, seconds=max(1.0, (0.1 if problem.model.num_forms < LARGE else 0.6) * limit_s))

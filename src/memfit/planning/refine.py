@@ -50,7 +50,7 @@ def refine(search: Search, first: int, *, seconds: float) -> None:
         program = CutProgram(problem.model, chain.cuts)
         if len(program.rows) > _MOST_ROWS:
             break
-        whole, round_s = misses < _MISSES, max(0.12 * left, 0.4)
+        whole, round_s = misses < _MISSES, max(0.18 * left, 0.4)
         solution = _solved(search, program, round_s if whole else left, whole)
         if solution is None:
             break
