@@ -32,7 +32,8 @@ _GROWTH = 1.01  # per turn, of what a resumed search gets
 _SHORT_RUNS_PER_RESUMED = 3
 _BOLD_FRACTION = 0.3  # of the short runs leave out FILL
 _FAR_S = 1e9
-_CPSAT_PATIENCE_S = 6.0  # it takes the searches' cores, and on problems of this kind mostly loses
+_CPSAT_PATIENCE_S = 1.0
+_CPSAT_FIRST_S = 4.0  # doubled with every run: a second run with another seed is worth more than a longer first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,12 +125,16 @@ class _Race:
                 self.offsets, self.verdict = offsets, verdict
 
     def run_cpsat(self, racer: cpsat.Racer, seed: int) -> None:
-        """The other way of searching, once it is clear that this will take long."""
+        """The other way of searching, once it is clear that this will take long: runs of growing length, each with its own seed."""
         begin = time.monotonic() + _CPSAT_PATIENCE_S
         while time.monotonic() < begin and not self.is_over:
             time.sleep(0.05)
-        if not self.is_over:
-            self._answer(*racer.run(self.problem, self.capacity, self.deadline - time.monotonic(), seed))
+        limit_s = _CPSAT_FIRST_S
+        while not self.is_over:
+            verdict, offsets = racer.run(self.problem, self.capacity, max(0.01, min(limit_s, self.deadline - time.monotonic())), seed)
+            if verdict is not Verdict.OPEN:
+                self._answer(verdict, offsets)
+            limit_s, seed = 2 * limit_s, seed + 1
 
 
 def decide(problem: Problem, capacity: int, *, deadline: float, num_threads: int | None = None, seed: int = 0) -> Decision:
