@@ -130,11 +130,11 @@ def _seeds_of(search: Search, program: CutProgram, shares: list[float], note: st
 def explore_refined(search: Search, *, seconds: float) -> None:
     """Chains of cuts solved exactly, for graphs the solver is up to, from the cut whose LP says most."""
     problem, stop = search.problem, search.problem.seconds + seconds
-    if problem.model.num_forms >= LARGE or search.done or search.good_enough:
+    if problem.model.num_forms >= LARGE or search.done or search.nearly_closed:
         return
     bounds: list[tuple[int, int, int]] = []
     for number, cut in enumerate(cuts_near_peak(problem.model, np.array(problem.model.agenda, np.int64))):
-        if number >= _LOOKED_AT or (number and problem.seconds > stop - 0.85 * seconds):
+        if number >= (1 if search.good_enough else _LOOKED_AT) or (number and problem.seconds > stop - 0.85 * seconds):
             break
         solution = CutProgram(problem.model, (cut,)).solve(problem.limit_bytes, time_limit_s=max(problem.seconds_left, 0.1))
         if solution is not None:

@@ -32,6 +32,8 @@ _SMALL_MISS = 0.1
 """A seed over budget by no more than this share is solved for again with that much less."""
 SHARES = (0.97, 0.93, 0.88, 0.8)
 """Shares of the budget that each chain's LP is rounded for: where the exact answer does not fit, which one mends well is luck."""
+_GOOD_SHARE = 0.15
+"""Share of the time limit after which a small gap is enough; before it a closed one is worth a little more."""
 _WORTHWHILE = 1e-4
 _PATIENCE = 3
 """Rounds without a better bound or plan after which further cuts are not worth their time."""
@@ -45,7 +47,8 @@ def refine(search: Search, first: int, *, seconds: float) -> None:
     worthwhile = _WORTHWHILE * problem.model.base_time_ns
     while stale < _PATIENCE and len(chain.cuts) <= _MOST_CUTS:
         left = min(stop - problem.seconds, problem.seconds_left)
-        if search.done or search.nearly_closed or left <= 0:
+        enough = search.good_enough and problem.seconds > _GOOD_SHARE * problem.time_limit_s
+        if search.done or search.nearly_closed or enough or left <= 0:
             break
         program = CutProgram(problem.model, chain.cuts)
         if len(program.rows) > _MOST_ROWS:
