@@ -34,7 +34,20 @@ PROTOTYPE_GAPS = {
     "gpt2": (0.0, 0.0, 0.25),
 }
 """Gaps of the prototype this planner was built after, at the first of SHARES: its plans minus its bounds, in points."""
-COLUMNS = ("model", "ops", "forms", "budget", "status", "overhead_points", "bound_points", "gap_points", "prototype_gap", "first_s", "seconds", "against")
+COLUMNS = (
+    "model",
+    "ops",
+    "forms",
+    "budget",
+    "status",
+    "overhead_points",
+    "bound_points",
+    "gap_points",
+    "prototype_gap",
+    "first_s",
+    "seconds",
+    "against",
+)
 _TEXT = (
     "Captured on fake tensors, roofline H200 costs, no operator variants. The budget is a share of the keep-all peak above what the caller "
     "holds (parameters, buffers, inputs). Rows with `against` plan at exactly the peak of another method: `other_points` is that method's "
