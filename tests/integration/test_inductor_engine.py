@@ -85,6 +85,10 @@ def test_a_convolutional_step_inside_its_budget_equals_the_plain_one() -> None:
         torch.testing.assert_close(ours.grad, reference.grad, rtol=1e-8, atol=1e-10)
     for ours, reference in zip(fitted.buffers(), plain.buffers(), strict=True):
         torch.testing.assert_close(ours, reference)
+    again = memfit.fit(copy.deepcopy(model), (x,), budget=budget, plan=fitted.plan, **kwargs)
+    again(x, y).backward()
+    for ours, reference in zip(again.parameters(), fitted.parameters(), strict=True):
+        assert torch.equal(ours.grad, reference.grad)  # type: ignore[arg-type]
 
 
 def test_recomputation_draws_the_same_random_numbers_and_the_loss_is_fused_when_that_saves() -> None:
@@ -143,6 +147,26 @@ def test_what_cannot_be_is_refused_with_the_next_move() -> None:
         memfit.fit(model, (x,), budget="1GiB", engine="banana")
     with pytest.raises(InfeasibleBudget, match="proven minimum"):
         memfit.fit(model, (x,), budget=1000, loss_fn=nn.functional.cross_entropy, example_targets=(y,), engine="inductor")
+
+
+def test_a_piece_that_inductor_cannot_compile_runs_one_op_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memfit.capture import region
+    from memfit.execute import inductor
+
+    def refuse(module: Any, samples: Any) -> Any:
+        raise RuntimeError("no kernels today")
+
+    monkeypatch.setattr(inductor, "_compile", refuse)
+    monkeypatch.setattr(region, "_COMPILED", {})
+    torch.manual_seed(0)
+    model = Convolutions(width=6).double()
+    x, y = images()
+    plain = copy.deepcopy(model)
+    nn.functional.cross_entropy(plain(x), y).backward()
+    fitted = memfit.fit(model, (x,), budget="1GiB", loss_fn=nn.functional.cross_entropy, example_targets=(y,), engine="inductor")
+    fitted(x, y).backward()
+    for ours, reference in zip(fitted.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, reference.grad, rtol=1e-8, atol=1e-10)
 
 
 def test_auto_runs_eagerly_what_cannot_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
