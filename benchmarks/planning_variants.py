@@ -29,8 +29,8 @@ COLUMNS = ("model", "forms_of_step", "variants", "forms", "budget", "status", "o
 _TEXT = (
     "Captured on fake tensors, roofline H200 costs. Budgets are shares of the plain step's keep-all peak above what the caller holds, and "
     "overheads are against the plain step's time, so rows of one budget can be compared. `none`: the plain step. `same bits`: in-place "
-    "forms, packed masks, narrow indices, statistics. `rounding`: also slices as a choice. `chunked loss` and `sliced convolutions`: the "
-    "step rewritten that way, with the variants of `rounding`. INFEASIBLE is proven; other work shared the two cores."
+    "forms, packed masks, narrow indices, statistics. `chunked loss` and `sliced convolutions`: the step rewritten that way, with variants that "
+    "round otherwise too. INFEASIBLE is proven; other work shared the two cores."
 )
 
 
@@ -45,7 +45,6 @@ def forms_of(peer: Peer) -> Iterator[tuple[str, Captured]]:
     seen = {plain.graph.digest}
     rewritten = (
         ("same bits", plain, False),
-        ("rounding", plain, True),
         ("chunked loss", with_chunked_loss(plain), True),
         ("sliced convolutions", with_sliced_convolutions(plain), True),
     )

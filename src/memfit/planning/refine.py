@@ -26,7 +26,7 @@ _MOST_CUTS = 16
 _MOST_ROWS = 150_000
 _CLOSED = 1e-4
 """Gap of a 0-1 program, in parts of the step's time, up to which it counts as solved."""
-_MISSES = 2
+_MISSES = 1
 """Programs the solver may fail to close before only LPs are asked."""
 _SMALL_MISS = 0.1
 """A seed over budget by no more than this share is solved for again with that much less."""
@@ -34,6 +34,8 @@ SHARES = (0.97, 0.93, 0.88, 0.8)
 """Shares of the budget that each chain's LP is rounded for: where the exact answer does not fit, which one mends well is luck."""
 _GOOD_SHARE = 0.15
 """Share of the time limit after which a small gap is enough; before it a closed one is worth a little more."""
+_SPARE = 0.2
+"""Share of the time that may go into solutions for less than the budget."""
 _WORTHWHILE = 1e-4
 _PATIENCE = 3
 """Rounds without a better bound or plan after which further cuts are not worth their time."""
@@ -45,6 +47,7 @@ def refine(search: Search, first: int, *, seconds: float) -> None:
     chain = Chain(problem.model, first)
     stale, misses, before = 0, 0, (0, search.best_time_ns)
     worthwhile = _WORTHWHILE * problem.model.base_time_ns
+    spare = _SPARE * seconds
     while stale < _PATIENCE and len(chain.cuts) <= _MOST_CUTS:
         left = min(stop - problem.seconds, problem.seconds_left)
         enough = search.good_enough and problem.seconds > _GOOD_SHARE * problem.time_limit_s
@@ -53,12 +56,14 @@ def refine(search: Search, first: int, *, seconds: float) -> None:
         program = CutProgram(problem.model, chain.cuts)
         if len(program.rows) > _MOST_ROWS:
             break
-        whole, round_s = misses < _MISSES, max(0.18 * left, 0.4)
+        whole, round_s = misses < _MISSES, max(0.25 * left, 0.4)
         solution = _solved(search, program, round_s if whole else left, whole)
         if solution is None:
             break
         misses += whole and solution.time_ns - solution.bound_ns > _CLOSED * problem.model.base_time_ns
-        played = _play(search, program, solution, round_s, whole)
+        began = problem.seconds
+        played = _play(search, program, solution, min(0.3 * round_s, spare), whole)
+        spare -= problem.seconds - began
         gained = solution.bound_ns > before[0] + worthwhile or search.best_time_ns < before[1] - worthwhile
         stale = 0 if gained or search.best is None else stale + 1
         before = (solution.bound_ns, search.best_time_ns)
@@ -85,7 +90,7 @@ def _play(search: Search, program: CutProgram, solution: CutSolution, seconds: f
         if tighter is None or search.nearly_closed:
             break
         _, peak = _offer(search, tighter, f"{name} at {share:.1%}")
-    for share in SHARES if whole else SHARES[1:2]:
+    for share in SHARES if whole else ():
         if search.nearly_closed or search.problem.seconds - began > seconds:
             break
         rounded = program.solve(int(limit * share), time_limit_s=seconds)
