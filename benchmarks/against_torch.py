@@ -252,12 +252,13 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     known = [json.loads(line) for line in RAW.read_text().splitlines()] if RAW.exists() else []
+    run = provenance(0, ("torch", "numpy", "scipy", "numba"))  # once: the code that runs is that of now
     everything = [*ZOO, *(f"peer:{n}" for n in PEERS)]
     for name in [] if options.write else options.models or everything:
         fresh = []
         for found in rows_of(name, options.seconds):
             print(" | ".join(str(found[c]) for c in COLUMNS), file=sys.stderr, flush=True)
-            fresh.append({**found, **provenance(0, ("torch", "numpy", "scipy", "numba"))})
+            fresh.append({**found, **run})
         known = [r for r in known if r["model"] != name] + fresh
         RAW.write_text("".join(json.dumps(r) + "\n" for r in known))
     rows = sorted(known, key=lambda r: everything.index(r["model"]))
@@ -268,7 +269,7 @@ def main() -> None:
         text=text,
         columns=COLUMNS,
         rows=[{k: v for k, v in r.items() if k in (*COLUMNS, "status", "peak_bytes", "memfit_peak_bytes")} for r in rows],
-        run=provenance(0, ("torch", "numpy", "scipy", "numba")),
+        run=run,
     )
 
 
