@@ -39,13 +39,13 @@ def write_results(
     run: Mapping[str, str],
     hardware: str = HARDWARE,
 ) -> Path:
-    """`results/<theme>_<hardware>_<month>.md` beside the same rows as `.jsonl`. Columns are keys of the rows."""
+    """`results/<theme>_<hardware>_<month>.md` beside the same rows as `.jsonl`. Columns are keys of the rows; a row kept from an earlier run has its own."""
     FOLDER.mkdir(exist_ok=True)
     page = FOLDER / f"{theme}_{hardware}_{MONTH}.md"
     table = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     table += ["| " + " | ".join(str(row[c]) for c in columns) + " |" for row in rows]
     facts = [f"- {name}: {value}" for name, value in run.items()]
     page.write_text("\n".join([f"# {title}", "", text, "", *table, "", "## How it was run", *facts, ""]))
-    page.with_suffix(".jsonl").write_text("".join(json.dumps({**row, **run}) + "\n" for row in rows))
+    page.with_suffix(".jsonl").write_text("".join(json.dumps({**run, **row}) + "\n" for row in rows))
     print(f"Wrote {page} and {page.with_suffix('.jsonl').name}", file=sys.stderr)
     return page
