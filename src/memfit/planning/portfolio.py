@@ -27,6 +27,8 @@ from memfit.planning.reorder import movable_fraction, precedence
 from memfit.planning.search import Search
 from memfit.planning.sqrt_segments import SqrtSegments
 
+_PLAIN_SHARE = 0.35
+"""Share of the time for the step without its operator variants, where it has any."""
 _IRREGULAR = 0.8
 """Share of movable ops from which on another order is the first thing to try."""
 
@@ -58,6 +60,8 @@ class Portfolio:
             if self.reorder and (problem.model.num_forms >= LARGE or movable_fraction(precedence(problem.model)) > _IRREGULAR):
                 explore_calm(search)
             explore_cuts(search, max_cuts=1, seconds=max(2.0, (0.1 if problem.model.num_forms < LARGE else 0.5) * limit_s))
+            if not search.done and not search.good_enough and any(op.variants for op in problem.graph.ops):
+                self._explore_plain(search)
             if self.reorder and (search.bound_ns <= search.floor.time_ns or search.best is None):
                 explore_calm(search)  # no cut says that anything must be made twice: it may be a matter of order
             explore_simple(search)
@@ -76,6 +80,19 @@ class Portfolio:
             problem.tell(search.best_time_ns if search.best is not None else None, search.bound_ns, "stopped: the best plan so far is kept")
         outcome = outcome_of(search, self.name)
         return _by_simpler_means(problem, outcome) if outcome.status is Status.UNKNOWN and self.max_runs is None else outcome
+
+    def _explore_plain(self, search: Search) -> None:
+        """The plan without operator variants as a seed: with more to choose from a plan is never slower than without."""
+        problem = search.problem
+        graph = replace(problem.graph, ops=tuple(replace(op, variants=()) for op in problem.graph.ops), digest="")
+        none: tuple[tuple[int, ...], ...] = ((),) * len(graph.ops)
+        costs = replace(problem.costs, variant_time_ns=none, variant_workspace_bytes=none, graph_digest=graph.digest)
+        seconds = _PLAIN_SHARE * max(problem.seconds_left, 0.0)
+        found = replace(self, patience=_PLAIN_SHARE).plan(Problem(graph=graph, costs=costs, budget=problem.budget, time_limit_s=seconds))
+        if found.plan is not None:
+            number = {form: f for f, form in enumerate(problem.model.forms)}
+            forms = [number[c.op, c.variant] for c in found.plan.schedule.computes if (c.op, c.variant) in number]
+            search.mend(np.array(forms, np.int64), search.makers, "without variants")
 
 
 def _by_simpler_means(problem: Problem, outcome: Outcome) -> Outcome:
