@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-full lint bench docs setup clean
+.PHONY: demo test test-full lint bench docs schedules setup clean
 
 setup: $(READY)
 
@@ -35,6 +35,9 @@ bench: setup
 
 docs: setup
 	$(BIN)/python scripts/cli_reference.py
+
+schedules: setup
+	$(BIN)/python -m memfit.schedules --write
 
 clean:
 	rm -rf .venv
