@@ -49,7 +49,14 @@ def make_ready(
     time_limit_s: float = 30,
     plan: Plan | None = None,
 ) -> Ready:
-    """Capture, profile, plan and generate one call. What "auto" cannot compile runs on PyTorch's own kernels."""
+    """Capture, profile, plan and generate one call.
+
+    What "auto" cannot compile runs on PyTorch's own kernels, and so does a saved plan that was made for them.
+    """
+    if plan is not None and task.engine == "auto":
+        eager = replace(task, engine="eager")
+        if any(c.graph.digest == plan.graph_digest for c in eager.offers(call, accumulates=accumulates)):
+            task = eager
     try:
         return _make_ready(task, call, budget, accumulates, planner, time_limit_s, plan)
     except Unsupported as error:

@@ -169,6 +169,21 @@ def test_a_piece_that_inductor_cannot_compile_runs_one_op_at_a_time(monkeypatch:
         torch.testing.assert_close(ours.grad, reference.grad, rtol=1e-8, atol=1e-10)
 
 
+def test_auto_runs_a_saved_plan_on_the_engine_it_was_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memfit.task import Task
+
+    x, y = images()
+    kwargs: dict[str, Any] = {"loss_fn": nn.functional.cross_entropy, "example_targets": (y,), "budget": "1GiB"}
+    torch.manual_seed(0)
+    model = Convolutions().double().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    plans = {engine: memfit.fit(copy.deepcopy(model), (x,), engine=engine, **kwargs).plan for engine in ("eager", "inductor")}
+    monkeypatch.setattr(Task, "compiles", property(lambda task: task.engine in ("auto", "inductor")))
+    for engine, plan in plans.items():
+        fitted = memfit.fit(copy.deepcopy(model), (x,), plan=plan, **kwargs)
+        assert fitted._memfit.latest.ready.captured.compiled is (engine == "inductor")
+        fitted(x, y).backward()
+
+
 def test_auto_runs_eagerly_what_cannot_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     from memfit.execute.inductor import Inductor
     from memfit.task import Task
