@@ -53,7 +53,7 @@ def make_ready(
 
     What "auto" cannot compile runs on PyTorch's own kernels, and so does a saved plan that was made for them.
     """
-    if plan is not None and task.engine == "auto":
+    if plan is not None and task.engine == "auto" and task.compiles:
         eager = replace(task, engine="eager")
         if any(c.graph.digest == plan.graph_digest for c in eager.offers(call, accumulates=accumulates)):
             task = eager
