@@ -60,8 +60,8 @@ def fit(
     has temporaries the plan cannot see: leave `reserve` bytes for them. Raises InfeasibleBudget before anything runs.
     `engine`: "eager" runs PyTorch's own kernels, bit for bit those of the plain model; "inductor" compiles the step in regions,
     faster and with other rounding, as torch.compile; "auto" compiles on CUDA when the step is large enough.
-    `allow`: "recompute"; "variants", other implementations of ops where the plain ones have no plan, those with the same bits
-    first, then those that only round otherwise; "rounding" compares them all and takes the fastest.
+    `allow`: "recompute"; "variants", other implementations of ops: those with the same bits wherever they give a faster plan, those that
+    only round otherwise where nothing else has a plan; "rounding" compares them all and takes the fastest.
     `check` compares the first step with the plain model: "auto" where that is small and fits, True where it fits, False never.
     """
     _check_options(model, engine, allow, check)

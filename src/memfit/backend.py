@@ -33,10 +33,14 @@ def memfit_backend(graph: torch.fx.GraphModule, example_inputs: list[torch.Tenso
 
 
 def register_backend() -> None:
-    """Make backend="memfit" known to torch.compile where memfit is not installed as a package (an entry point does it there)."""
-    from torch._dynamo.backends.registry import register_backend as register
+    """Make backend="memfit" known to torch.compile where memfit is not installed as a package (an entry point does it there).
 
-    register(memfit_backend, name="memfit")
+    Calling it twice does nothing more.
+    """
+    from torch._dynamo.backends import registry
+
+    if "memfit" not in registry.list_backends(exclude_tags=()):
+        registry.register_backend(memfit_backend, name="memfit")
 
 
 class _Lazy:
