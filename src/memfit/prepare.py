@@ -23,7 +23,6 @@ from memfit.core.graph import Graph
 from memfit.core.io import load
 from memfit.core.outcome import Outcome, Status
 from memfit.core.plan import Plan
-from memfit.core.schedule import Compute
 from memfit.core.simulate import simulate
 from memfit.core.units import format_bytes, parse_bytes
 from memfit.execute.arena import BLOCK_BYTES, StepArena, installed
@@ -181,7 +180,7 @@ def _last_chance(
 
 def has_repeats(plan: Plan) -> bool:
     """Whether a plan computes anything twice."""
-    ops = [step.op for step in plan.schedule.steps if isinstance(step, Compute)]
+    ops = [step.op for step in plan.schedule.computes]
     return len(set(ops)) < len(ops)
 
 

@@ -8,6 +8,9 @@ from typing import Any, Protocol
 
 import torch
 
+Run = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+"""A compiled piece: from a list of its inputs to its outputs."""
+
 
 class Compiler(Protocol):
     """Says how to trace for it, which ops it fuses, and compiles a piece of the step."""
@@ -28,8 +31,6 @@ class Compiler(Protocol):
         """Around many calls of `compile`, whose results run only after: for doing the slow part of all of them at once."""
         ...
 
-    def compile(
-        self, module: torch.fx.GraphModule, samples: Sequence[torch.Tensor]
-    ) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
-        """A callable from a list of inputs to the outputs, which have the strides they have in `module`."""
+    def compile(self, module: torch.fx.GraphModule, samples: Sequence[torch.Tensor]) -> Run:
+        """What gives the outputs, with the strides they have in `module`."""
         ...

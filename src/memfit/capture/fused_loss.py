@@ -10,7 +10,7 @@ Widths that matrix units dislike (a vocabulary of 50,257) are padded, and the pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from memfit.capture.aliases import round_up
 from memfit.capture.captured import Captured, OpCall, Ref
-from memfit.capture.compiler import Compiler
+from memfit.capture.compiler import Compiler, Run
 from memfit.capture.loss_head import Head, find_heads
 from memfit.capture.rewrite import Rewriter
 
@@ -62,7 +62,7 @@ class FusedLoss:
     def __init__(self, compiler: Compiler, *, reduction: int, ignore: int, dtype: torch.dtype) -> None:
         self.compiler, self.reduction, self.ignore, self.dtype = compiler, reduction, ignore, dtype
         self.__name__ = f"fused_loss_{_NUM_CHUNKS}_{reduction}_{ignore}_{dtype}"
-        self._kernels: dict[Any, Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]] = {}
+        self._kernels: dict[Any, Run] = {}
 
     def __call__(self, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, ...]:
         count = (target != self.ignore).sum().to(self.dtype)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from memfit.capture.captured import Captured, OpCall, Ref
-from memfit.capture.compiler import Compiler
-
-Run = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+from memfit.capture.compiler import Compiler, Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +34,7 @@ class Region:
     """Called with a slice's inputs, gives its outputs. Compiles at the first call."""
 
     def __init__(self, captured: Captured, part: Slice, digest: str, compiler: Compiler) -> None:
-        self.digest, self.num_ops = digest, len(part.ops)
+        self.digest = digest
         self.__name__ = f"region_{digest}"
         self._source: tuple[Captured, Slice, Compiler] | None = (captured, part, compiler)
         self._run: Run | None = None

@@ -150,10 +150,7 @@ class _Regions:
 
     def _opened(self, group: Group, opened: frozenset[int]) -> Slice:
         """Through the opened values to what their own groups read, and to statistics."""
-        makers = frozenset(op for v in opened for op in (self.fusion.maker[v],))
-        inside = frozenset(o for op in makers for o, g in self.fusion.group_of.items() if g == self.fusion.group_of[op])
-        stays = frozenset(v for v in self.fusion.crossing if v not in opened)
-        return self.fusion.slice(group.outputs, own=group.ops | inside, given=stays - frozenset(group.outputs), opened=opened)
+        return self.fusion.slice(group.outputs, own=group.ops, opened=opened)
 
     def _saves(self, whole: Slice, part: Slice, value: int) -> bool:
         new = sum(self.fusion.size(v) for v in part.inputs if v not in whole.inputs)

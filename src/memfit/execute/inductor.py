@@ -1,4 +1,4 @@
-"""Inductor as the compiler of regions: everything private to torch that the fast engine needs, checked on torch 2.11 to 2.13."""
+"""Inductor as the compiler of regions: everything private to torch that the fast engine needs, run on torch 2.11 and 2.13."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class Inductor:
             return True
         lowering = _lowering()
         packet = getattr(target, "overloadpacket", None)
-        return target in lowering.lowerings and target not in lowering.fallbacks and packet not in _LIBRARY and not _draws(target)
+        return target in lowering.lowerings and target not in lowering.fallbacks and packet not in _LIBRARY
 
     def compile(self, module: torch.fx.GraphModule, samples: Sequence[torch.Tensor]) -> Compiled:
-        """Inductor's code, or the ops one by one where it has none or shares memory between what must be apart."""
+        """Inductor's code, or the ops one by one where it has none."""
         if any(n.target in _table() for n in module.graph.nodes):
             module = _decomposed(module, samples)
         cast = _lone_cast(module)
@@ -108,10 +108,6 @@ def _table() -> Mapping[Any, Callable[..., Any]]:
     from torch._inductor.decomposition import select_decomp_table
 
     return dict(select_decomp_table())
-
-
-def _draws(target: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
 def _fake_mode(values: Sequence[Any]) -> FakeTensorMode:
