@@ -257,12 +257,18 @@ class CutProgram:
 
     # -- solving --------------------------------------------------------------------------------------------------
 
-    def solve(self, limit_bytes: int, *, time_limit_s: float = 60.0) -> CutSolution | None:
-        """The cheapest way through the cuts, or None when nothing fits (`least_bytes` then proves it) or time is up."""
+    def solve(self, limit_bytes: int, *, kept: Iterable[int] = (), time_limit_s: float = 60.0) -> CutSolution | None:
+        """The cheapest way through the cuts, or None when nothing fits (`least_bytes` then proves it) or time is up.
+
+        With storages that must be `kept` at every cut it is a seed: its bound is then none for other plans.
+        """
         if limit_bytes < self.model.arrays.base_bytes:
             return None
         matrix, right = self._within(limit_bytes)
-        found = linprog(self.cost, A_ub=matrix, b_ub=right, bounds=(0, 1), method="highs", options={"time_limit": max(time_limit_s, 0.05)})
+        bounds = np.tile((0.0, 1.0), (self.num_variables, 1))
+        for numbers in self.keep:
+            bounds[[int(numbers[s]) for s in kept if numbers[s] >= 0], 0] = 1.0
+        found = linprog(self.cost, A_ub=matrix, b_ub=right, bounds=bounds, method="highs", options={"time_limit": max(time_limit_s, 0.05)})
         if found.x is None or found.status != 0:
             return None
         bound = self._lagrangian(self.cost, matrix, right, -found.ineqlin.marginals) * self.time_scale

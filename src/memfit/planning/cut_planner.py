@@ -24,6 +24,7 @@ from memfit.planning.floor import required_storages
 from memfit.planning.greedy import Greedy
 from memfit.planning.judge import judged
 from memfit.planning.just_in_time import default_makers, turning_point
+from memfit.planning.milestones import explore_milestones
 from memfit.planning.model import Ints, Model
 from memfit.planning.refine import refine
 from memfit.planning.reorder import low_peak_orders, precedence
@@ -125,6 +126,16 @@ def _seeds_of(search: Search, program: CutProgram, shares: list[float], note: st
         if not fits and guesses and model.num_forms >= LARGE:
             guesses -= 1
             shares.insert(0, share * min(0.995 * limit / peak, 0.99))
+
+
+def explore_chains(search: Search, *, seconds: float) -> None:
+    """Seeds of the first cut that keep milestones of what would come back link by link."""
+    model = search.problem.model
+    if search.done or search.good_enough:
+        return
+    for cut in cuts_near_peak(model, np.array(model.agenda, np.int64)):
+        explore_milestones(search, CutProgram(model, (cut,)), seconds=seconds)
+        break
 
 
 def explore_refined(search: Search, *, seconds: float) -> None:

@@ -13,6 +13,7 @@ from memfit.planning.chain_dp import ChainDp
 from memfit.planning.cut_planner import (
     LARGE,
     explore_calm,
+    explore_chains,
     explore_cuts,
     explore_orders,
     explore_refined,
@@ -60,6 +61,7 @@ class Portfolio:
             if self.reorder and (problem.model.num_forms >= LARGE or movable_fraction(precedence(problem.model)) > _IRREGULAR):
                 explore_calm(search)
             explore_cuts(search, max_cuts=1, seconds=max(2.0, (0.1 if problem.model.num_forms < LARGE else 0.5) * limit_s))
+            explore_chains(search, seconds=max(1.0, 0.2 * limit_s))
             if not search.done and not search.good_enough and any(op.variants for op in problem.graph.ops):
                 self._explore_plain(search)
             if self.reorder and (search.bound_ns <= search.floor.time_ns or search.best is None):
