@@ -18,7 +18,7 @@ from memfit.capture.inputs import Call
 from memfit.capture.loss_head import has_large_loss, with_chunked_loss
 from memfit.capture.region import Region
 from memfit.capture.regions import with_regions
-from memfit.capture.step import capture
+from memfit.capture.step import Traced, traced
 from memfit.capture.variants import add_variants, with_sliced_convolutions
 from memfit.core.costs import Costs
 from memfit.execute.inductor import Inductor
@@ -44,21 +44,22 @@ class Task:
 
     def capture(self, call: Call, *, accumulates: bool = False) -> Captured:
         """The step as PyTorch runs it."""
-        return self._captured(call, accumulates, None)
+        return self._captured(self._traced(call, None), accumulates, None)
 
     def offers(self, call: Call, *, accumulates: bool = False) -> Iterator[Captured]:
         """The forms of the step among which `prepare.best_plan` chooses."""
         if self.compiles:
-            fine = self._captured(call, accumulates, Inductor())
+            step = self._traced(call, Inductor())
+            fine = self._captured(step, accumulates, Inductor())
             if self.engine == "inductor" or len(fine.graph.ops) >= _WORTH_COMPILING:
-                yield from self._compiled_offers(call, accumulates, fine)
+                yield from self._compiled_offers(step, accumulates, fine)
                 return
         yield from self._eager_offers(call, accumulates)
 
     def _eager_offers(self, call: Call, accumulates: bool) -> Iterator[Captured]:
         """The step as it is, where bounds are tightest; then with variants that give the same bits; then with those that round
         otherwise; then with its loss in chunks or its largest convolutions in slices: choices too large to make op by op."""
-        plain = self._captured(call, accumulates, None)
+        plain = self._captured(self._traced(call, None), accumulates, None)
         yield plain
         if "variants" not in self.allow:
             return
@@ -70,34 +71,29 @@ class Task:
                 seen.add(offer.graph.digest)
                 yield offer
 
-    def _compiled_offers(self, call: Call, accumulates: bool, fine: Captured) -> Iterator[Captured]:
+    def _compiled_offers(self, step: Traced, accumulates: bool, fine: Captured) -> Iterator[Captured]:
         """The step in regions, then with its loss fused."""
         variants = "variants" in self.allow
         yield with_regions(fine, Inductor(), choices=variants)
         if variants and has_large_loss(fine):
-            fused = with_fused_loss(self._captured(call, accumulates, Inductor(pads=False)), Inductor())
+            fused = with_fused_loss(self._captured(step, accumulates, Inductor(pads=False)), Inductor())
             if fused is not None:
                 yield with_regions(fused, Inductor())
 
     def last_offers(self, call: Call, *, accumulates: bool = False) -> Iterator[Captured]:
         """Slower wherever another form of the step has a plan: a compiled step with its largest convolutions in slices."""
         if self.compiles and "variants" in self.allow:
-            sliced = with_sliced_convolutions(self._captured(call, accumulates, Inductor()))
+            sliced = with_sliced_convolutions(self._captured(self._traced(call, Inductor()), accumulates, Inductor()))
             if sliced is not None:
                 yield with_regions(sliced, Inductor())
 
-    def _captured(self, call: Call, accumulates: bool, compiler: Compiler | None) -> Captured:
-        return capture(
-            self.model,
-            call,
-            loss_fn=self.loss_fn,
-            num_targets=self.num_targets,
-            optimizer=self.optimizer,
-            accumulates=accumulates,
-            reserve_bytes=self.reserve_bytes,
-            gpu_attention=self.is_elsewhere,
-            compiler=compiler,
+    def _traced(self, call: Call, compiler: Compiler | None) -> Traced:
+        return traced(
+            self.model, call, loss_fn=self.loss_fn, num_targets=self.num_targets, gpu_attention=self.is_elsewhere, compiler=compiler
         )
+
+    def _captured(self, step: Traced, accumulates: bool, compiler: Compiler | None) -> Captured:
+        return step.captured(compiler, optimizer=self.optimizer, accumulates=accumulates, reserve_bytes=self.reserve_bytes)
 
     @cached_property
     def compiles(self) -> bool:
