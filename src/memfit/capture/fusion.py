@@ -66,7 +66,14 @@ class Fusion:
         return self.graph.size_of(value)
 
     def is_view(self, op: Op) -> bool:
-        return bool(op.outputs) and self.captured.calls[op.id].role is Role.CALL and all(self.graph.is_view(op, t) for t in op.outputs)
+        """One that is made again wherever it is read. A seed among several is not: code that reads it would be that seed's alone."""
+        views = bool(op.outputs) and self.captured.calls[op.id].role is Role.CALL and all(self.graph.is_view(op, t) for t in op.outputs)
+        return views and not self._picks_seed(op)
+
+    def _picks_seed(self, op: Op) -> bool:
+        if len(op.inputs) != 1 or self.size(op.inputs[0]) > _LIGHT_BYTES:
+            return False
+        return any(self.graph.ops[maker].seeded for maker in self.graph.producers[op.inputs[0]])
 
     def is_elementwise(self, op: int) -> bool:
         target = self.captured.calls[op].target

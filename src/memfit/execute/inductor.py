@@ -34,7 +34,7 @@ class Inductor:
         return {target: rule for target, rule in _table().items() if target not in _LOSS}
 
     def improve(self, module: torch.fx.GraphModule) -> torch.fx.GraphModule:
-        """Padding of matrix products, attention patterns, one seed for all random numbers; biases beside their convolutions."""
+        """Padding of matrix products, attention patterns, seeds of random numbers drawn together; biases beside their convolutions."""
         from torch._inductor import config
         from torch._inductor.fx_passes.joint_graph import joint_graph_passes
         from torch._inductor.virtualized import V
@@ -46,7 +46,7 @@ class Inductor:
         except Exception as error:
             what = f"{type(error).__name__}: {str(error)[:200]}"
             raise Unsupported(f'Inductor could not prepare the step ({what}): use engine="eager".') from error
-        return improved
+        return _seeds_apart(improved)
 
     def fuses(self, target: Any) -> bool:
         if target in _LOSS:
@@ -130,6 +130,21 @@ def _biases_apart(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
             total.meta = dict(node.meta)
         node.replace_all_uses_with(total, delete_user_cb=lambda user, total=total: user is not total)
         node.update_arg(2, None)
+    return module
+
+
+def _seeds_apart(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Seeds are drawn together and looked up by number; as views of their own, equal layers are equal code. Two apart: kernels
+    want their inputs aligned to 16 bytes."""
+    for node in module.graph.find_nodes(op="call_function", target=prims.inductor_seeds.default):
+        node.update_arg(0, 2 * node.args[0])
+        sample = node.meta["val"] = node.meta["val"].repeat(2)
+        for user in list(node.users):
+            place = 2 * user.args[1]
+            with module.graph.inserting_before(user):
+                one = module.graph.call_function(aten.slice.Tensor, (node, 0, place, place + 1))
+                one.meta = {**node.meta, "val": sample[place : place + 1]}
+            user.args = (one, 0)
     return module
 
 

@@ -195,3 +195,13 @@ def test_outputs_that_share_memory_are_taken_apart() -> None:
 
 def _replaced(costs: Costs, times: tuple[int, ...], variants: tuple[tuple[int, ...], ...]) -> Costs:
     return replace(costs, op_time_ns=times, variant_time_ns=variants)
+
+
+def test_layers_with_dropout_share_their_regions_although_their_seeds_differ() -> None:
+    def regions(layers: int) -> int:
+        parts = [m for _ in range(layers) for m in (nn.Linear(16, 16), nn.GELU(), nn.Dropout(0.1))]
+        model, x = nn.Sequential(*parts, nn.Linear(16, 1)), torch.randn(64, 16)
+        fine = capture(model, Call.flatten((x,), {}), loss_fn=torch.mean, compiler=Inductor())
+        return len(regions_of(with_regions(fine, Inductor())))
+
+    assert regions(8) == regions(4)
