@@ -66,7 +66,6 @@ class Search:
     capacity: int
     rules: Rule
     flush_first: bool
-    free: Ints  # positions of the buffers that are searched, fixed ones excluded
 
     def advance(self, num_nodes: int) -> Verdict:
         return Verdict(kernel.resume(*self.tables, self.capacity, int(self.rules), self.flush_first, num_nodes))
@@ -80,11 +79,10 @@ class Search:
         """The most buffers that were ever placed at once."""
         return int(self.tables[-1][kernel.DEEPEST])
 
-    def offsets(self, problem: Problem) -> Ints:
+    @property
+    def offsets(self) -> Ints:
         """Valid after PACKED."""
-        result = problem.fixed.copy()
-        result[self.free] = self.tables[0][:, kernel.OFFSET]
-        return result
+        return np.array(self.tables[0][:, kernel.OFFSET])
 
 
 def start_search(
@@ -101,38 +99,22 @@ def start_search(
 
     `flush_first` tries buffers first that touch walls on both sides of the valley they go into.
     """
-    free = np.nonzero(problem.fixed < 0)[0]
-    new_name = np.full(problem.num_buffers, -1, np.int64)
-    new_name[free] = np.arange(len(free))
-    table = np.zeros((len(free), kernel.TABLE_COLUMNS), np.int64)
-    table[:, kernel.SIZE], table[:, kernel.ALIGN] = problem.size[free], problem.alignment[free]
-    table[:, kernel.FIRST], table[:, kernel.LAST] = sections.first[free], sections.last[free]
-    table[:, kernel.TWIN] = np.where(sections.twin[free] >= 0, new_name[sections.twin[free]], -1)
-    table[:, kernel.RANK] = free if rank is None else rank[free]
-    meets, blocks = sections.meets, np.zeros((0, 2), np.int64)
-    table[:, kernel.MEETS], table[:, kernel.MEETS_END] = sections.meets_start[free], sections.meets_start[free + 1]
-    if len(free) < problem.num_buffers:
-        meets, blocks = _around_fixed(problem, sections, free, new_name, table)
+    n, is_fixed = problem.num_buffers, problem.fixed >= 0
+    table = np.zeros((n, kernel.TABLE_COLUMNS), np.int64)
+    table[:, kernel.SIZE], table[:, kernel.ALIGN] = problem.size, problem.alignment
+    table[:, kernel.FIRST], table[:, kernel.LAST] = sections.first, sections.last
+    table[:, kernel.MEETS], table[:, kernel.MEETS_END] = sections.meets_start[:-1], sections.meets_start[1:]
+    table[:, kernel.TWIN] = sections.twin
+    # a fixed buffer is one that can begin and end up in one place only; among equals it comes first
+    table[:, kernel.OFFSET] = np.maximum(problem.fixed, 0)
+    table[:, kernel.CEILING] = np.minimum(np.where(is_fixed, problem.fixed, capacity), capacity - problem.size)
+    table[:, kernel.RANK] = (np.arange(n) if rank is None else rank) - n * is_fixed
     return Search(
-        tables=(table, meets, blocks, *_working_tables(table, len(meets), sections.count, memo_bits)),
+        tables=(table, sections.meets, *_working_tables(table, len(sections.meets), sections.count, memo_bits)),
         capacity=capacity,
         rules=rules,
         flush_first=flush_first,
-        free=free,
     )
-
-
-def _around_fixed(problem: Problem, sections: Sections, free: Ints, new_name: Ints, table: Ints) -> tuple[Ints, Ints]:
-    """Neighbours without the fixed buffers, and per buffer the address ranges those take, lowest first."""
-    meets: list[int] = []
-    blocks: list[tuple[int, int]] = []
-    for row, k in enumerate(free):
-        around = sections.meets[sections.meets_start[k] : sections.meets_start[k + 1]]
-        table[row, kernel.MEETS], table[row, kernel.BLOCKS] = len(meets), len(blocks)
-        meets += new_name[around[problem.fixed[around] < 0]].tolist()
-        blocks += sorted((int(problem.fixed[x]), int(problem.fixed[x] + problem.size[x])) for x in around if problem.fixed[x] >= 0)
-        table[row, kernel.MEETS_END], table[row, kernel.BLOCKS_END] = len(meets), len(blocks)
-    return np.array(meets, np.int64), np.array(blocks, np.int64).reshape(-1, 2)
 
 
 def _working_tables(table: Ints, num_meetings: int, num_sections: int, memo_bits: int) -> tuple[Any, ...]:

@@ -19,8 +19,8 @@ from numba import njit
 
 PARTITION, CANONICAL, DOMINANCE, SECTION, FLOOR, LIFT, FILL, TWINS, MEMO = 1, 2, 4, 8, 16, 32, 64, 128, 256
 # columns of `table`, one row per buffer: what never changes, then what the search changes, then scratch
-SIZE, ALIGN, FIRST, LAST, MEETS, MEETS_END, TWIN, BLOCKS, BLOCKS_END, RANK, OFFSET, PLACED = range(12)
-TABLE_COLUMNS = 12
+SIZE, ALIGN, FIRST, LAST, MEETS, MEETS_END, TWIN, CEILING, RANK, OFFSET, PLACED = range(11)
+TABLE_COLUMNS = 11
 # columns of `frames`, one row per level of the search
 BASE, COUNT, NEXT, PARENT, CHILD, TRAIL_MARK, PENDING_MARK, LOWEST_TOP, FROM, TO, HASH_A, HASH_B = range(12)
 FRAME_COLUMNS = 12
@@ -36,7 +36,7 @@ _jit = njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_w
 
 @njit(cache=True, nogil=True, error_model="numpy", no_cfunc_wrapper=True)
 def resume(
-    table: Any, meets: Any, blocks: Any, sections: Any, ends: Any, frames: Any, members: Any, visit: Any, trail: Any, pending: Any,
+    table: Any, meets: Any, sections: Any, ends: Any, frames: Any, members: Any, visit: Any, trail: Any, pending: Any,
     scratch: Any, memo: Any, registers: Any, capacity: int, rules: int, flush_first: bool, num_nodes: int,
 ) -> int:  # fmt: skip
     """Search on for `num_nodes` placements. 0: not finished, 1: packed, 2: impossible."""
@@ -46,7 +46,7 @@ def resume(
             if registers[PENDING] == 0:
                 return 1
             registers[OPENING] = 0
-            frame = _open_frame(table, blocks, frames, members, pending, registers, rules)
+            frame = _open_frame(table, frames, members, pending, registers, rules)
             _order_children(table, sections, frames, members, visit, scratch[KEY], frame, flush_first)
             if not rules & MEMO or not _failed_before(table, frames, members, memo, frame):
                 continue
@@ -66,25 +66,13 @@ def resume(
         registers[NODES] += 1
         buffer = members[frames[top, BASE] + position]
         frames[top, CHILD], frames[top, TRAIL_MARK], frames[top, PENDING_MARK] = buffer, registers[TRAIL], registers[PENDING]
-        if not _place(table, meets, blocks, sections, trail, registers, capacity, buffer):
+        if not _place(table, meets, sections, trail, registers, buffer):
             continue
-        left = _unplaced(table, meets, frames, members, scratch, capacity, rules, top, position)
+        left = _unplaced(table, meets, frames, members, scratch, rules, top, position)
         if left >= 0 and _fits(table, sections, ends, frames, scratch, capacity, rules, top, left):
             _push_components(table, sections[LOAD], frames, pending, scratch[ORDER], registers, rules, top, left)
             registers[OPENING] = 1
     return 0
-
-
-@_jit
-def _settle(table: Any, blocks: Any, buffer: int, address: int) -> int:
-    """The least address from `address` up that is aligned and clear of the fixed buffers this one meets."""
-    align = table[buffer, ALIGN]
-    if align > 1:
-        address = -(-address // align) * align
-    for k in range(table[buffer, BLOCKS], table[buffer, BLOCKS_END]):
-        if blocks[k, 0] < address + table[buffer, SIZE] and address < blocks[k, 1]:
-            address = -(-blocks[k, 1] // align) * align
-    return address
 
 
 @_jit
@@ -123,14 +111,14 @@ def _next_child(table: Any, frames: Any, members: Any, visit: Any, rules: int, f
 
 
 @_jit
-def _place(table: Any, meets: Any, blocks: Any, sections: Any, trail: Any, registers: Any, capacity: int, buffer: int) -> bool:
+def _place(table: Any, meets: Any, sections: Any, trail: Any, registers: Any, buffer: int) -> bool:
     """Put the buffer at its least address and raise its unplaced neighbours; False if one no longer fits."""
     length = registers[TRAIL]
     top = table[buffer, OFFSET] + table[buffer, SIZE]
     table[buffer, PLACED] = 1
     trail[length, 0] = -1 - buffer
     length += 1
-    fits = top <= capacity
+    fits = table[buffer, OFFSET] <= table[buffer, CEILING]
     for section in range(table[buffer, FIRST], table[buffer, LAST]):
         trail[length, 0], trail[length, 1] = len(table) + section, sections[SKYLINE, section]
         length += 1
@@ -140,8 +128,9 @@ def _place(table: Any, meets: Any, blocks: Any, sections: Any, trail: Any, regis
         if table[other, PLACED] == 0 and table[other, OFFSET] < top:
             trail[length, 0], trail[length, 1] = other, table[other, OFFSET]
             length += 1
-            table[other, OFFSET] = _settle(table, blocks, other, top)
-            if table[other, OFFSET] + table[other, SIZE] > capacity:
+            align = table[other, ALIGN]
+            table[other, OFFSET] = top if align == 1 else -(-top // align) * align
+            if table[other, OFFSET] > table[other, CEILING]:
                 fits = False
                 break
     registers[TRAIL] = length
@@ -149,9 +138,7 @@ def _place(table: Any, meets: Any, blocks: Any, sections: Any, trail: Any, regis
 
 
 @_jit
-def _unplaced(
-    table: Any, meets: Any, frames: Any, members: Any, scratch: Any, capacity: int, rules: int, frame: int, position: int
-) -> int:  # fmt: skip
+def _unplaced(table: Any, meets: Any, frames: Any, members: Any, scratch: Any, rules: int, frame: int, position: int) -> int:
     """List the frame's unplaced buffers with the least address each can really have; -1 if one has none.
 
     A buffer before `position` whose turn is past was passed over: FLOOR and LIFT say how far up it must go.
@@ -169,7 +156,7 @@ def _unplaced(
                 key = now
             if rules & LIFT:
                 key = max(key, _rest(table, meets, buffer, now))
-            if key + table[buffer, SIZE] > capacity:
+            if key > table[buffer, CEILING]:
                 return -1
         scratch[KEY, count], scratch[ORDER, count] = key, buffer
         count += 1
@@ -286,7 +273,7 @@ def _fill(table: Any, sections: Any, ends: Any, scratch: Any, capacity: int, cou
         for section in range(table[buffer, FIRST], table[buffer, LAST]):
             if tight[section] and load[section] - capacity + key > 0:
                 key = _supported(ends[section], crowd[section], load[section] - capacity, key, scratch[END, k], table[buffer, SIZE])
-        if key + table[buffer, SIZE] > capacity:
+        if key > table[buffer, CEILING]:
             return -1
         if key > scratch[KEY, position]:
             scratch[KEY, position], rose = key, 1
@@ -346,7 +333,7 @@ def _before(table: Any, a: int, b: int) -> bool:
 
 
 @_jit
-def _open_frame(table: Any, blocks: Any, frames: Any, members: Any, pending: Any, registers: Any, rules: int) -> int:
+def _open_frame(table: Any, frames: Any, members: Any, pending: Any, registers: Any, rules: int) -> int:
     """Turn the last pending component into a frame: its unplaced buffers by (address, rank)."""
     registers[PENDING] -= 1
     slot, above = registers[PENDING], registers[TOP]
@@ -357,8 +344,6 @@ def _open_frame(table: Any, blocks: Any, frames: Any, members: Any, pending: Any
         buffer = members[frames[parent, BASE] + k] if parent >= 0 else k
         if table[buffer, PLACED] or table[buffer, FIRST] < first or table[buffer, LAST] > last:
             continue
-        if parent < 0:
-            table[buffer, OFFSET] = _settle(table, blocks, buffer, 0)
         lowest_top = min(lowest_top, table[buffer, OFFSET] + table[buffer, SIZE])
         at = base + count  # insertion sort: the parent's list is nearly sorted
         while at > base and _before(table, buffer, members[at - 1]):

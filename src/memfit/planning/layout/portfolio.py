@@ -3,6 +3,7 @@
     TW    ━━━━━      ━━━━━━      ...      plain orders are paused and resumed, a little longer each round,
     TA        ━━━━━        ━━━━━━         so that one of them finishes a proof in the end;
     ~TW           ━━           ━━  ...    between them, short runs from orders that `tie_orders` learns to draw;
+    outward ━━━━━━━━━━━━━━━━━━━━━         half of the time windows grow outward from the fullest moment (`outward`);
     CP-SAT                   ━━━━━━━━━    and, where it is installed, CP-SAT joins in after some seconds
 
 Where in the flow: `solve` asks here whether one time partition fits under a capacity.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
@@ -21,6 +23,7 @@ import numpy as np
 
 from memfit.planning.layout import cpsat
 from memfit.planning.layout.exact import Rule, Search, Verdict, start_search
+from memfit.planning.layout.outward import Progress, grow
 from memfit.planning.layout.problem import Ints, Problem
 from memfit.planning.layout.sections import Sections, make_sections
 from memfit.planning.layout.tie_orders import Order, OrderSource
@@ -77,20 +80,40 @@ class _Race:
     def is_over(self) -> bool:
         return self.interrupted or self.verdict is not Verdict.OPEN or time.monotonic() > self.deadline
 
-    def run(self) -> None:
-        """One thread: take turns until somebody has the answer."""
+    def run(self, random: np.random.Generator) -> None:
+        """One thread: half of the time grow windows, half of it take turns at the tree searches, until somebody has the answer."""
+        windows = grow(self.problem, self.sections, self.capacity, random) if (self.problem.fixed < 0).all() else iter(())
+        growing_s, searching_s = 0.0, 0.0
         while not self.is_over:
             began = time.monotonic()
-            turn = self._take_turn()
-            used = self._advance(turn.search, turn.num_nodes, began + turn.seconds)
-            with self.lock:
-                self.nodes += used
-                if turn.is_resumable:
-                    self.resting.append(turn.search)
-                if turn.order is not None:
-                    (self.source if turn.order.fill else self.bold).report(
-                        turn.order, turn.search.deepest / self.problem.num_buffers, time.monotonic() - began
-                    )
+            if growing_s > searching_s or not self._grow(windows):
+                self._search()
+                searching_s += time.monotonic() - began
+            else:
+                growing_s += time.monotonic() - began
+
+    def _grow(self, windows: Iterator[Progress]) -> bool:
+        progress = next(windows, None)
+        if progress is None:
+            return False
+        if progress.verdict is not Verdict.OPEN:
+            self._answer(progress.verdict, progress.offsets)
+        with self.lock:
+            self.nodes += progress.nodes
+        return True
+
+    def _search(self) -> None:
+        began = time.monotonic()
+        turn = self._take_turn()
+        used = self._advance(turn.search, turn.num_nodes, began + turn.seconds)
+        with self.lock:
+            self.nodes += used
+            if turn.is_resumable:
+                self.resting.append(turn.search)
+            if turn.order is not None:
+                (self.source if turn.order.fill else self.bold).report(
+                    turn.order, turn.search.deepest / self.problem.num_buffers, time.monotonic() - began
+                )
 
     def _take_turn(self) -> _Turn:
         """First every plain order once, then mostly new orders and now and then a resumed one."""
@@ -116,7 +139,7 @@ class _Race:
         while not self.is_over and search.nodes - before < limit and time.monotonic() < until:
             verdict = search.advance(min(_CHUNK_NODES, limit))
             if verdict is not Verdict.OPEN:
-                self._answer(verdict, search.offsets(self.problem) if verdict is Verdict.PACKED else None)
+                self._answer(verdict, search.offsets if verdict is Verdict.PACKED else None)
         return search.nodes - before
 
     def _answer(self, verdict: Verdict, offsets: Ints | None) -> None:
@@ -149,7 +172,7 @@ def decide(problem: Problem, capacity: int, *, deadline: float, num_threads: int
         try:
             if cpsat.is_available(problem):
                 pool.submit(race.run_cpsat, racer, seed)
-            for done in [pool.submit(race.run) for _ in range(threads)]:
+            for done in [pool.submit(race.run, own) for own in random.spawn(threads)]:
                 done.result()
         finally:
             race.interrupted = True

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memfit.planning.layout.problem import Ints, Problem
 
@@ -29,6 +30,13 @@ class Sections:
     meets_start: Ints
     meets: Ints
     twin: Ints  # an earlier buffer that could be exchanged with this one, or -1
+
+    def load(self, size: Ints) -> Ints:
+        """Bytes alive in each section."""
+        change = np.zeros(self.count + 1, np.int64)
+        np.add.at(change, self.first, size)
+        np.add.at(change, self.last, -size)
+        return np.cumsum(change)[:-1]
 
 
 def make_sections(problem: Problem) -> Sections:
@@ -45,6 +53,30 @@ def make_sections(problem: Problem) -> Sections:
     first, last = section_at[problem.start], section_at[problem.stop - 1] + 1
     meets_start, meets = _neighbours(first, last)
     return Sections(count=current + 1, first=first, last=last, meets_start=meets_start, meets=meets, twin=_twins(problem, first, last))
+
+
+def restrict(whole: Sections, free: NDArray[np.bool_], others: NDArray[np.bool_]) -> tuple[Ints, Sections]:
+    """The stretch of time of the free buffers, with those of the others that meet one: who they are, and their sections."""
+    row = np.repeat(np.arange(len(free)), np.diff(whole.meets_start))
+    is_met = np.zeros(len(free), bool)
+    is_met[whole.meets[free[row]]] = True
+    inside = free | (others & is_met)
+    chosen = np.nonzero(inside)[0]
+    new_name = np.full(len(free) + 1, -1, np.int64)  # the last one is for -1, no twin
+    new_name[chosen] = np.arange(len(chosen))
+    pairs = inside[row] & inside[whole.meets]
+    meets_start = np.zeros(len(chosen) + 1, np.int64)
+    np.cumsum(np.bincount(new_name[row[pairs]], minlength=len(chosen)), out=meets_start[1:])
+    twin = whole.twin[chosen]
+    begin, end = int(whole.first[free].min()), int(whole.last[free].max())
+    return chosen, Sections(
+        count=end - begin,
+        first=np.maximum(whole.first[chosen] - begin, 0),
+        last=np.minimum(whole.last[chosen], end) - begin,
+        meets_start=meets_start,
+        meets=new_name[whole.meets[pairs]],
+        twin=np.where(free[chosen] & (twin >= 0) & free[twin], new_name[twin], -1),
+    )
 
 
 def num_meetings(problem: Problem) -> int:

@@ -67,7 +67,7 @@ def test_a_packed_search_gives_a_packing(rules: Rule) -> None:
     problem = as_problem(buffers)
     search = start_search(problem, make_sections(problem), capacity, rules=rules)
     assert search.advance(MANY) is Verdict.PACKED
-    check_packing(buffers, search.offsets(problem).tolist(), height=capacity)
+    check_packing(buffers, search.offsets.tolist(), height=capacity)
 
 
 def test_pausing_changes_nothing() -> None:
@@ -99,7 +99,7 @@ def test_fixed_buffers_are_walked_around() -> None:
     search = start_search(problem, make_sections(problem), 8)
     assert search.advance(MANY) is Verdict.PACKED
     buffers = [Buffer(id=str(k), start=int(a), stop=int(b), size=int(z)) for k, (a, b, z) in enumerate(zip(start, stop, size, strict=True))]
-    offsets = search.offsets(problem).tolist()
+    offsets = search.offsets.tolist()
     check_packing(buffers, offsets, height=8)
     assert offsets[1] == 1
     # the hole of 1 below the fixed buffer is too low for both that must pass it, so they stack above it: 4 + 2 + 2
