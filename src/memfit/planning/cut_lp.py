@@ -28,7 +28,7 @@ tolerance. Where no k fits, the least memory of the same program is the proof.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 import numpy as np
@@ -52,7 +52,8 @@ _WHOLE_SAFETY = 1e-5
 class CutSolution:
     """The program's values: `keep[j][s]` and `at[j][f]` at cut j, `runs[j][f]` in the stage before it (and after the last).
 
-    `bound_ns` holds for every plan inside the budget; `time_ns` is what the values themselves take.
+    `bound_ns` holds for every plan inside the budget; `time_ns` is what the values themselves take. `prices[j]` is what the budget at
+    cut j costs, as a share of all of them: 0 where it could be anything (an LP's answer; a 0-1 program has none).
     """
 
     cuts: tuple[int, ...]
@@ -61,6 +62,7 @@ class CutSolution:
     keep: tuple[Floats, ...]
     runs: tuple[Floats, ...]
     at: tuple[Floats, ...]
+    prices: tuple[float, ...] = ()
 
     @property
     def total(self) -> Floats:
@@ -271,8 +273,11 @@ class CutProgram:
         found = linprog(self.cost, A_ub=matrix, b_ub=right, bounds=bounds, method="highs", options={"time_limit": max(time_limit_s, 0.05)})
         if found.x is None or found.status != 0:
             return None
-        bound = self._lagrangian(self.cost, matrix, right, -found.ineqlin.marginals) * self.time_scale
-        return self._solution(found.x, bound - _SAFETY * self.time_scale)
+        dual = np.maximum(-found.ineqlin.marginals, 0.0)
+        bound = self._lagrangian(self.cost, matrix, right, dual) * self.time_scale
+        memory = dual[-len(self.cuts) :]
+        prices = tuple(map(float, memory / max(float(memory.sum()), 1e-300)))
+        return replace(self._solution(found.x, bound - _SAFETY * self.time_scale), prices=prices)
 
     def solve_whole(self, limit_bytes: int, *, time_limit_s: float) -> CutSolution | None:
         """The same with every storage kept or not, nothing half: what comes out can be played as it is, and the bound is higher."""

@@ -26,7 +26,7 @@ from memfit.planning.judge import judged
 from memfit.planning.just_in_time import default_makers, turning_point
 from memfit.planning.milestones import explore_milestones
 from memfit.planning.model import Ints, Model
-from memfit.planning.refine import refine
+from memfit.planning.refine import Chain, refine
 from memfit.planning.reorder import low_peak_orders, precedence
 from memfit.planning.replay import INVALID, peak_and_time, usage_of
 from memfit.planning.search import Search
@@ -138,11 +138,11 @@ def explore_chains(search: Search, *, seconds: float) -> None:
         break
 
 
-def explore_refined(search: Search, *, seconds: float) -> None:
-    """Chains of cuts solved exactly, for graphs the solver is up to, from the cut whose LP says most."""
+def explore_refined(search: Search, *, seconds: float) -> Chain | None:
+    """Chains of cuts solved exactly, for graphs the solver is up to, from the cut whose LP says most; returns the last chain."""
     problem, stop = search.problem, search.problem.seconds + seconds
     if problem.model.num_forms >= LARGE or search.done or search.nearly_closed:
-        return
+        return None
     bounds: list[tuple[int, int, int]] = []
     for number, cut in enumerate(cuts_near_peak(problem.model, np.array(problem.model.agenda, np.int64))):
         if number >= (1 if search.good_enough else _LOOKED_AT) or (number and problem.seconds > stop - 0.85 * seconds):
@@ -150,10 +150,11 @@ def explore_refined(search: Search, *, seconds: float) -> None:
         solution = CutProgram(problem.model, (cut,)).solve(problem.limit_bytes, time_limit_s=max(problem.seconds_left, 0.1))
         if solution is not None:
             bounds.append((solution.bound_ns, -number, cut))
-    if bounds:
-        if not problem.model.partial:
-            search.raise_bound(max(bounds)[0])
-        refine(search, max(bounds)[-1], seconds=stop - problem.seconds)
+    if not bounds:
+        return None
+    if not problem.model.partial:
+        search.raise_bound(max(bounds)[0])
+    return refine(search, max(bounds)[-1], seconds=stop - problem.seconds)
 
 
 def explore_simple(search: Search) -> None:

@@ -16,8 +16,131 @@ from memfit.planning.replay import INVALID, drop_dead, measure
 
 
 @kernel
+def events_of(a: Arrays, seq: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """What happens to storages, in order: (ptr, storage, previous, next). Event `ptr[p]:ptr[p + 1]` of position p: its reads, then what it makes.
+
+    `previous` and `next` link the events of one storage; -1 ends the list.
+    """
+    n = len(seq)
+    ptr = np.zeros(n + 1, np.int64)
+    for p in range(n):
+        f = seq[p]
+        ptr[p + 1] = ptr[p] + a.in_ptr[f + 1] - a.in_ptr[f] + a.out_ptr[f + 1] - a.out_ptr[f]
+    storage, before, after = np.empty(ptr[n], np.int64), np.empty(ptr[n], np.int64), np.full(ptr[n], -1, np.int64)
+    latest = np.full(len(a.size), -1, np.int64)
+    e = 0
+    for p in range(n):
+        f = seq[p]
+        for k in range(a.in_ptr[f], a.in_ptr[f + 1]):
+            storage[e] = a.in_idx[k]
+            e += 1
+        for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
+            storage[e] = a.out_idx[k]
+            e += 1
+        for i in range(ptr[p], e):
+            before[i] = latest[storage[i]]
+            if before[i] >= 0:
+                after[before[i]] = i
+            latest[storage[i]] = i
+    return ptr, storage, before, after
+
+
+@kernel
+def spread_over(usage: Ints, low: int, high: int, size: int, limit: int) -> bool:
+    """Add `size` to positions low to high - 1; whether all of them are inside the limit afterwards."""
+    fits = True
+    for p in range(low, high):
+        usage[p] += size
+        fits &= usage[p] <= limit
+    return fits
+
+
+@kernel
+def without(
+    a: Arrays, seq: Ints, p: int, limit: int, place: Ints, makes: Flags, usage: Ints, events: tuple[Ints, Ints, Ints, Ints], sign: int
+) -> bool:
+    """Change `usage` as if position p were not there (sign 1) or back (sign -1); whether the rest can do without it inside the limit.
+
+    A read that was the last of its value shortens that value's life. A value that was made here is read from its previous
+    production instead, which then lives up to here; a result is made by its next production instead.
+    """
+    ptr, storage, before, after = events
+    fits = True
+    for e in range(ptr[p], ptr[p + 1]):
+        s, back, on = storage[e], before[e], after[e]
+        size = sign * a.size[s]
+        begin = place[back] + 1 if back >= 0 else 0
+        if not makes[e]:
+            if not a.pinned[s] and (on < 0 or makes[on]):
+                spread_over(usage, begin, p, -size, limit)
+        elif a.pinned[s]:
+            earlier = back
+            while earlier >= 0 and not makes[earlier]:
+                earlier = before[earlier]
+            if earlier < 0:
+                if on < 0 or not makes[on]:
+                    fits = False
+                else:
+                    spread_over(usage, p, place[on] + 1, -size, limit)
+    for e in range(ptr[p], ptr[p + 1]):
+        s, back, on = storage[e], before[e], after[e]
+        if makes[e] and not a.pinned[s] and on >= 0 and not makes[on]:
+            if back < 0 and not a.source[s]:
+                fits = False
+            else:
+                begin = place[back] + 1 if back >= 0 else 0
+                fits &= spread_over(usage, begin, p, sign * a.size[s], limit)
+    return fits
+
+
+@kernel
 def kept_after(a: Arrays, seq: Ints, limit: int, positions: Ints) -> Flags:
-    """Try to delete each of `positions` in turn; a deletion stays if the sequence still runs inside the limit."""
+    """Try to delete each of `positions` in turn; a deletion stays if the sequence still runs inside the limit.
+
+    Only the bytes that a deletion moves are looked at again. Overwriting has more rules than that: a sequence that does it is judged
+    as a whole each time. The first run of an op that draws random numbers, or runs only once, stays.
+    """
+    n = len(seq)
+    usage = np.empty(n + 1, np.int64)
+    peak, _ = measure(a, seq, usage)
+    for p in range(n):
+        f = seq[p]
+        if a.take_ptr[f + 1] > a.take_ptr[f]:
+            return kept_after_judging(a, seq, limit, positions)
+    if peak == INVALID or peak > limit:
+        return kept_after_judging(a, seq, limit, positions)
+    events = events_of(a, seq)
+    ptr, _, before, after = events
+    place, makes = np.empty(ptr[n], np.int64), np.zeros(ptr[n], np.bool_)
+    for p in range(n):
+        place[ptr[p] : ptr[p + 1]] = p
+        makes[ptr[p] + a.in_ptr[seq[p] + 1] - a.in_ptr[seq[p]] : ptr[p + 1]] = True
+    kept, again, ran = np.ones(n, np.bool_), np.zeros(n, np.bool_), np.zeros(a.op.max() + 1 if len(a.op) else 1, np.bool_)
+    for p in range(n):
+        again[p] = ran[a.op[seq[p]]]
+        ran[a.op[seq[p]]] = True
+    for i in range(len(positions)):
+        p = positions[i]
+        f = seq[p]
+        if not kept[p] or (not again[p] and (a.seeded[f] or not a.replayable[f])):
+            continue
+        held, usage[p] = usage[p], -(2**61)
+        if without(a, seq, p, limit, place, makes, usage, events, 1):
+            kept[p] = False
+            for e in range(ptr[p], ptr[p + 1]):
+                if before[e] >= 0:
+                    after[before[e]] = after[e]
+                if after[e] >= 0:
+                    before[after[e]] = before[e]
+        else:
+            without(a, seq, p, limit, place, makes, usage, events, -1)
+            usage[p] = held
+    return kept
+
+
+@kernel
+def kept_after_judging(a: Arrays, seq: Ints, limit: int, positions: Ints) -> Flags:
+    """The same for any sequence, each deletion judged from the start."""
     n = len(seq)
     gone = np.zeros(n, np.bool_)
     trial = np.empty(n, np.int64)

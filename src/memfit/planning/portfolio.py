@@ -24,6 +24,7 @@ from memfit.planning.cut_planner import (
 from memfit.planning.drop_cheap import DropCheap
 from memfit.planning.greedy import Greedy
 from memfit.planning.judge import judged
+from memfit.planning.refine import lengthen
 from memfit.planning.reorder import movable_fraction, precedence
 from memfit.planning.search import Search
 from memfit.planning.sqrt_segments import SqrtSegments
@@ -69,9 +70,11 @@ class Portfolio:
             explore_simple(search)
             if self.reorder and search.best is None and not search.done:
                 explore_orders(search, seconds=0.1 * limit_s)
-            explore_refined(search, seconds=0.45 * limit_s)
+            chain = explore_refined(search, seconds=0.15 * limit_s)
             if not search.good_enough:
-                improve_until(search, seconds=0.15 * limit_s, seed=self.seed, patience=self.patience)
+                improve_until(search, seconds=0.2 * limit_s, seed=self.seed, patience=self.patience)
+            if chain is not None:
+                lengthen(search, chain, seconds=0.3 * limit_s)
             explore_cuts(search, max_cuts=12, first=1, seconds=max(1.0, (0.1 if problem.model.num_forms < LARGE else 0.6) * limit_s))
             if self.reorder and not search.done and not search.good_enough:
                 explore_orders(search, seconds=0.1 * limit_s)

@@ -22,75 +22,94 @@ from memfit.planning.replay import INVALID, peak_and_time, usage_of
 from memfit.planning.search import Search
 from memfit.planning.seeds import seeds_from
 
-_MOST_CUTS = 16
+_MOST_CUTS = 20
 _MOST_ROWS = 150_000
 _CLOSED = 1e-4
 """Gap of a 0-1 program, in parts of the step's time, up to which it counts as solved."""
-_MISSES = 1
-"""Programs the solver may fail to close before only LPs are asked."""
 _SMALL_MISS = 0.1
 """A seed over budget by no more than this share is solved for again with that much less."""
 SHARES = (0.97, 0.93, 0.88, 0.8)
 """Shares of the budget that each chain's LP is rounded for: where the exact answer does not fit, which one mends well is luck."""
-_GOOD_SHARE = 0.15
-"""Share of the time limit after which a small gap is enough; before it a closed one is worth a little more."""
+_FINISH_SHARE = 0.3
+"""Share of the time limit up to which a gap that is small enough is still tried to be closed."""
 _SPARE = 0.2
 """Share of the time that may go into solutions for less than the budget."""
 _WORTHWHILE = 1e-4
 _PATIENCE = 3
-"""Rounds without a better bound or plan after which further cuts are not worth their time."""
+"""Rounds without a better bound or plan after which further cuts are not worth their time; for LPs, which are quicker, twice as many."""
+_IDLE_PRICE = 1e-5
+"""Share of all prices below which a cut says nothing that the others do not say."""
 
 
-def refine(search: Search, first: int, *, seconds: float) -> None:
-    """Raise the bound and offer plans from longer and longer chains of cuts, beginning with `first`."""
+def refine(search: Search, first: int, *, seconds: float) -> Chain:
+    """Solve longer and longer chains of cuts exactly, beginning with `first`, as far as branch and bound can follow."""
     problem, stop = search.problem, search.problem.seconds + seconds
     chain = Chain(problem.model, first)
-    stale, misses, before = 0, 0, (0, search.best_time_ns)
+    stale, before = 0, (0, search.best_time_ns)
     worthwhile = _WORTHWHILE * problem.model.base_time_ns
     spare = _SPARE * seconds
-    while stale < _PATIENCE and len(chain.cuts) <= _MOST_CUTS:
-        left = min(stop - problem.seconds, problem.seconds_left)
-        enough = search.good_enough and problem.seconds > _GOOD_SHARE * problem.time_limit_s
-        if search.done or search.nearly_closed or enough or left <= 0:
+    while stale < _PATIENCE and len(chain.cuts) <= _MOST_CUTS and not search.done and not search.nearly_closed:
+        near = search.best is not None and search.gap_points <= search.enough_points
+        left = min(_FINISH_SHARE * problem.time_limit_s if near else stop, problem.time_limit_s) - problem.seconds
+        program = CutProgram(problem.model, chain.cuts) if left > 0 else None
+        if program is None or len(program.rows) > _MOST_ROWS:
             break
-        program = CutProgram(problem.model, chain.cuts)
-        if len(program.rows) > _MOST_ROWS:
-            break
-        whole, round_s = misses < _MISSES, max(0.25 * left, 0.4)
-        solution = _solved(search, program, round_s if whole else left, whole)
+        round_s = left if near else max(0.25 * left, 0.4)
+        solution = program.solve_whole(problem.limit_bytes, time_limit_s=round_s)
         if solution is None:
             break
-        misses += whole and solution.time_ns - solution.bound_ns > _CLOSED * problem.model.base_time_ns
+        _raise_bound(search, solution)
         began = problem.seconds
-        played = _play(search, program, solution, min(0.3 * round_s, spare), whole)
+        played = _play(search, program, solution, min(0.3 * round_s, spare))
         spare -= problem.seconds - began
         gained = solution.bound_ns > before[0] + worthwhile or search.best_time_ns < before[1] - worthwhile
         stale = 0 if gained or search.best is None else stale + 1
         before = (solution.bound_ns, search.best_time_ns)
+        open_still = solution.time_ns - solution.bound_ns > _CLOSED * problem.model.base_time_ns
+        if open_still or not chain.cut_again(played, problem.limit_bytes):
+            break
+    return chain
+
+
+def lengthen(search: Search, chain: Chain, *, seconds: float) -> None:
+    """Raise the bound by the LPs of longer chains yet; cuts that say nothing are left out again, so that the programs stay small."""
+    problem, stop = search.problem, search.problem.seconds + seconds
+    stale, reached = 0, 0
+    while stale < 2 * _PATIENCE and len(chain.cuts) <= _MOST_CUTS and not search.done and not search.good_enough:
+        left = min(stop - problem.seconds, problem.seconds_left)
+        program = CutProgram(problem.model, chain.cuts) if left > 0 else None
+        if program is None or len(program.rows) > _MOST_ROWS:
+            break
+        solution = program.solve(problem.limit_bytes, time_limit_s=left)
+        if solution is None:
+            break
+        _raise_bound(search, solution)
+        problem.tell(search.best_time_ns if search.best is not None else None, search.bound_ns, f"{len(chain.cuts)} cuts")
+        played, _ = _offer(search, solution, f"{len(program.cuts)} cuts")
+        gained = solution.bound_ns > reached + _WORTHWHILE * problem.model.base_time_ns
+        stale, reached = (0 if gained else stale + 1), max(reached, solution.bound_ns)
+        chain.drop_idle(solution.prices)
         if not chain.cut_again(played, problem.limit_bytes):
             break
 
 
-def _solved(search: Search, program: CutProgram, seconds: float, whole: bool) -> CutSolution | None:
-    limit = search.problem.limit_bytes
-    solution = program.solve_whole(limit, time_limit_s=seconds) if whole else program.solve(limit, time_limit_s=seconds)
-    if solution is not None and not search.problem.model.partial:
+def _raise_bound(search: Search, solution: CutSolution) -> None:
+    if not search.problem.model.partial:
         search.raise_bound(solution.bound_ns)
-    return solution
 
 
-def _play(search: Search, program: CutProgram, solution: CutSolution, seconds: float, whole: bool) -> Ints:
+def _play(search: Search, program: CutProgram, solution: CutSolution, seconds: float) -> Ints:
     """Play and mend a solution, and those for somewhat less than the budget. Returns the given one as it was played."""
     limit, began, name = search.problem.limit_bytes, search.problem.seconds, f"{len(program.cuts)} cuts"
     played, peak = _offer(search, solution, name)
     share = 1.0
-    while whole and 0 < peak / max(limit, 1) - 1 <= _SMALL_MISS and share > 0.9 and search.problem.seconds - began < seconds:
+    while 0 < peak / max(limit, 1) - 1 <= _SMALL_MISS and share > 0.9 and search.problem.seconds - began < seconds:
         share *= 0.9998 * limit / peak
         tighter = program.solve_whole(int(limit * share), time_limit_s=0.5 * seconds)
         if tighter is None or search.nearly_closed:
             break
         _, peak = _offer(search, tighter, f"{name} at {share:.1%}")
-    for share in SHARES if whole else ():
+    for share in SHARES:
         if search.nearly_closed or search.problem.seconds - began > seconds:
             break
         rounded = program.solve(int(limit * share), time_limit_s=seconds)
@@ -118,11 +137,12 @@ class Chain:
     cuts: tuple[int, ...]
     required: set[int]
     able: dict[int, Flags]
+    idle: set[int]  # cuts that were in the chain and said nothing
 
     def __init__(self, model: Model, first: int) -> None:
         self.model, self.cuts = model, (first,)
         self.required = required_storages(model)
-        self.able = {}
+        self.able, self.idle = {}, set()
 
     def cut_again(self, sequence: Ints, limit_bytes: int) -> bool:
         """Insert the first production before which `sequence` holds most, among those over the limit that have a place."""
@@ -143,8 +163,15 @@ class Chain:
                 return True
         return False
 
+    def drop_idle(self, prices: tuple[float, ...]) -> None:
+        """Leave out the cuts at which the budget costs nothing: the others' bound stands without them."""
+        useful = tuple(cut for cut, price in zip(self.cuts, prices, strict=True) if price > _IDLE_PRICE)
+        if useful:
+            self.idle.update(set(self.cuts) - set(useful))
+            self.cuts = useful
+
     def _insert(self, storage: int) -> bool:
-        if storage in self.cuts:
+        if storage in self.cuts or storage in self.idle:
             return False
         earlier = sum(self._after(storage, cut) for cut in self.cuts)
         if earlier + sum(self._after(cut, storage) for cut in self.cuts) < len(self.cuts):
