@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.strategies import FULL, random_case
 
 from memfit.planning.model import build_model
+from memfit.planning.overwrite import NONE
 from memfit.planning.polish import kept_after, kept_after_judging
 from memfit.planning.replay import INVALID, peak_and_time
 
@@ -32,7 +33,7 @@ def _check(rng: Random) -> int:
     _, first = np.unique(a.op[seq], return_index=True)
     fixed = {int(p) for p in first if a.seeded[seq[p]] or not a.replayable[seq[p]]}  # these the quick way never touches
     positions = np.array([p for p in rng.sample(range(len(seq)), len(seq)) if p not in fixed], np.int64)
-    quick, slow = kept_after(a, seq, limit, positions), kept_after_judging(a, seq, limit, positions)
+    quick, slow = kept_after(a, seq, limit, positions, NONE), kept_after_judging(a, seq, limit, positions, NONE)
     assert quick.tolist() == slow.tolist()
     assert INVALID < peak_and_time(a, seq[quick])[0] <= limit
     return int((~quick).sum())

@@ -73,7 +73,7 @@ def _walks(search: Search, seed: int) -> list[Neighbourhood]:
     if search.best is None and search.closest is not None:
         starts = [(search.closest, search.makers)]
     return [
-        Neighbourhood(arrays=a, limit=limit, maker=makers, current=start, seed=seed + number)
+        Neighbourhood(arrays=a, limit=limit, maker=makers, current=start, siblings=search.siblings, seed=seed + number)
         for number, (start, makers) in enumerate(starts)
         if len(start)
     ]

@@ -15,11 +15,13 @@ import numpy as np
 
 from memfit.planning.kernel import kernel
 from memfit.planning.model import Arrays, Ints
+from memfit.planning.overwrite import Siblings, overwritten
 from memfit.planning.polish import delete, polish, repeats
 from memfit.planning.repair import Repairer
 from memfit.planning.replay import INVALID, drop_dead, measure
 
 _NEVER = 2**62
+_TOP = 16
 _NOISES = (0.0, 0.0, 0.3, 1.0)
 Standing = tuple[int, int]
 """(bytes over the limit summed over positions, time): smaller is better."""
@@ -48,12 +50,13 @@ def move_target(a: Arrays, seq: Ints, p: int, later: bool) -> int:
 
 @dataclass(slots=True)
 class Neighbourhood:
-    """One search: the plan it stands on, the best it has seen, and its random numbers."""
+    """One search: the plan it stands on, the best it has seen, and its random numbers. Plans are plain: in-place forms are put in to judge."""
 
     arrays: Arrays
     limit: int
     maker: Ints
     current: Ints
+    siblings: Siblings
     seed: int = 0
     best: Ints = field(init=False)
     best_standing: Standing = field(init=False)
@@ -62,12 +65,12 @@ class Neighbourhood:
 
     def __post_init__(self) -> None:
         self.random = np.random.default_rng(self.seed)
-        self.best = self.current
+        self.current = self.best = self.siblings.plain[self.current]
         self.standing = self.best_standing = self.stand(self.current)
 
     def stand(self, seq: Ints) -> Standing:
         usage = np.empty(len(seq), np.int64)
-        peak, time = measure(self.arrays, seq, usage)
+        peak, time = measure(self.arrays, overwritten(self.arrays, seq, self.siblings), usage)
         if peak == INVALID:
             return _NEVER, _NEVER
         return int(np.maximum(usage - self.limit, 0).sum()), int(time)
@@ -77,7 +80,8 @@ class Neighbourhood:
         trial = self._mended(self._broken())
         standing = self.stand(trial)
         if standing[0] == 0:
-            trial = polish(self.arrays, trial, self.limit, 3, noise=float(self.random.choice(_NOISES)), random=self.random)
+            noise = float(self.random.choice(_NOISES))
+            trial = polish(self.arrays, trial, self.limit, 3, noise=noise, random=self.random, inplace=self.siblings.known)
             standing = self.stand(trial)
         if self._acceptable(standing, slack):
             self.current, self.standing = trial, standing
@@ -96,8 +100,13 @@ class Neighbourhood:
 
     def _mended(self, seq: Ints) -> Ints:
         noise = float(self.random.uniform(0.0, 0.8))
-        fixer = Repairer(arrays=self.arrays, limit=self.limit, maker=self.maker, top=8, wide=32, noise=noise, random=self.random)
-        return drop_dead(self.arrays, fixer.run(seq, 60))
+        return drop_dead(self.arrays, self._repairer(self.limit, wide=32, noise=noise).run(seq, 60))
+
+    def _repairer(self, limit: int, *, wide: int, noise: float) -> Repairer:
+        inplace = self.siblings.known
+        return Repairer(
+            arrays=self.arrays, limit=limit, maker=self.maker, top=_TOP, wide=wide, noise=noise, random=self.random, inplace=inplace
+        )
 
     def _broken(self) -> Ints:
         choice = self.random.random()
@@ -121,8 +130,7 @@ class Neighbourhood:
     def _squeezed(self, low: float, high: float, most_steps: int) -> Ints:
         room = self.limit - self.arrays.base_bytes
         less = int(self.arrays.base_bytes + room * self.random.uniform(low, high))
-        fixer = Repairer(arrays=self.arrays, limit=less, maker=self.maker, top=6, wide=24, noise=0.6, random=self.random)
-        return fixer.run(self.current, int(self.random.integers(1, most_steps)))
+        return self._repairer(less, wide=24, noise=0.6).run(self.current, int(self.random.integers(1, most_steps)))
 
     def _moved(self) -> Ints:
         seq = self.current

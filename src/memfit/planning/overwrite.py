@@ -16,6 +16,9 @@ import numpy as np
 from memfit.planning.kernel import kernel
 from memfit.planning.model import Arrays, Ints, Model
 
+NONE: Ints = np.zeros(0, np.int64)
+"""Where there are no in-place forms."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Siblings:
@@ -23,6 +26,11 @@ class Siblings:
 
     inplace: Ints
     plain: Ints
+
+    @property
+    def known(self) -> Ints:
+        """`inplace` as kernels want it: empty where there are none."""
+        return self.inplace if self.any else NONE
 
     @property
     def any(self) -> bool:

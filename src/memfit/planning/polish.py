@@ -12,6 +12,7 @@ import numpy as np
 
 from memfit.planning.kernel import kernel
 from memfit.planning.model import Arrays, Flags, Ints
+from memfit.planning.overwrite import NONE, overwrite
 from memfit.planning.replay import INVALID, drop_dead, measure
 
 
@@ -94,7 +95,7 @@ def without(
 
 
 @kernel
-def kept_after(a: Arrays, seq: Ints, limit: int, positions: Ints) -> Flags:
+def kept_after(a: Arrays, seq: Ints, limit: int, positions: Ints, inplace: Ints) -> Flags:
     """Try to delete each of `positions` in turn; a deletion stays if the sequence still runs inside the limit.
 
     Only the bytes that a deletion moves are looked at again. Overwriting has more rules than that: a sequence that does it is judged
@@ -106,9 +107,9 @@ def kept_after(a: Arrays, seq: Ints, limit: int, positions: Ints) -> Flags:
     for p in range(n):
         f = seq[p]
         if a.take_ptr[f + 1] > a.take_ptr[f]:
-            return kept_after_judging(a, seq, limit, positions)
+            return kept_after_judging(a, seq, limit, positions, inplace)
     if peak == INVALID or peak > limit:
-        return kept_after_judging(a, seq, limit, positions)
+        return kept_after_judging(a, seq, limit, positions, inplace)
     events = events_of(a, seq)
     ptr, _, before, after = events
     place, makes = np.empty(ptr[n], np.int64), np.zeros(ptr[n], np.bool_)
@@ -139,8 +140,8 @@ def kept_after(a: Arrays, seq: Ints, limit: int, positions: Ints) -> Flags:
 
 
 @kernel
-def kept_after_judging(a: Arrays, seq: Ints, limit: int, positions: Ints) -> Flags:
-    """The same for any sequence, each deletion judged from the start."""
+def kept_after_judging(a: Arrays, seq: Ints, limit: int, positions: Ints, inplace: Ints) -> Flags:
+    """The same for any sequence, each deletion judged from the start, with in-place forms put in where they are legal."""
     n = len(seq)
     gone = np.zeros(n, np.bool_)
     trial = np.empty(n, np.int64)
@@ -152,7 +153,7 @@ def kept_after_judging(a: Arrays, seq: Ints, limit: int, positions: Ints) -> Fla
             if not gone[p]:
                 trial[m] = seq[p]
                 m += 1
-        peak, _ = measure(a, trial[:m], usage)
+        peak, _ = measure(a, overwrite(a, trial[:m], inplace) if len(inplace) else trial[:m], usage)
         if peak == INVALID or peak > limit:
             gone[positions[i]] = False
     for p in range(n):
@@ -160,9 +161,9 @@ def kept_after_judging(a: Arrays, seq: Ints, limit: int, positions: Ints) -> Fla
     return gone
 
 
-def delete(a: Arrays, seq: Ints, limit: int, positions: Ints) -> Ints:
+def delete(a: Arrays, seq: Ints, limit: int, positions: Ints, inplace: Ints = NONE) -> Ints:
     """The sequence without those of `positions` that it can do without."""
-    return seq[kept_after(a, seq, limit, positions)]
+    return seq[kept_after(a, seq, limit, positions, inplace)]
 
 
 def repeats(a: Arrays, seq: Ints) -> Ints:
@@ -185,9 +186,11 @@ def polish(
     deadline_s: float = float("inf"),
     noise: float = 0.0,
     random: np.random.Generator | None = None,
+    inplace: Ints = NONE,
 ) -> Ints:
     """Delete what can go, dearest first, until nothing can or the clock says so. The sequence must fit, and still fits afterwards.
 
+    With `inplace` (the in-place form of each plain one) a plain sequence fits if it does with in-place forms put in.
     With noise "dearest" is only roughly so: what goes first decides what can go at all.
     """
     for _ in range(max_rounds):
@@ -196,14 +199,14 @@ def polish(
         if noise and random is not None:
             worth *= np.exp(noise * random.standard_normal(len(worth)))
         order = positions[np.argsort(-worth, kind="stable")]
-        shorter = _deleted(a, seq, limit, order, deadline_s)
+        shorter = _deleted(a, seq, limit, order, deadline_s, inplace)
         if len(shorter) == len(seq):
             break
         seq = shorter
     return seq
 
 
-def _deleted(a: Arrays, seq: Ints, limit: int, order: Ints, deadline_s: float) -> Ints:
+def _deleted(a: Arrays, seq: Ints, limit: int, order: Ints, deadline_s: float, inplace: Ints) -> Ints:
     """One round, in pieces so that a long sequence can stop on time: positions are counted from the round's start."""
     piece = max(64, 2_000_000 // max(len(seq), 1))
     alive = np.arange(len(seq))  # where each position of `current` was at the start of the round
@@ -212,6 +215,6 @@ def _deleted(a: Arrays, seq: Ints, limit: int, order: Ints, deadline_s: float) -
         if perf_counter() > deadline_s:
             break
         places = np.searchsorted(alive, order[start : start + piece])
-        kept = kept_after(a, current, limit, places)
+        kept = kept_after(a, current, limit, places, inplace)
         current, alive = current[kept], alive[kept]
     return drop_dead(a, current)

@@ -62,7 +62,7 @@ class Portfolio:
             if self.reorder and (problem.model.num_forms >= LARGE or movable_fraction(precedence(problem.model)) > _IRREGULAR):
                 explore_calm(search)
             explore_cuts(search, max_cuts=1, seconds=max(2.0, (0.1 if problem.model.num_forms < LARGE else 0.5) * limit_s))
-            explore_chains(search, seconds=max(1.0, 0.2 * limit_s))
+            explore_chains(search, seconds=max(1.0, 0.1 * limit_s))
             if not search.done and not search.good_enough and any(op.variants for op in problem.graph.ops):
                 self._explore_plain(search)
             if self.reorder and (search.bound_ns <= search.floor.time_ns or search.best is None):
@@ -71,15 +71,15 @@ class Portfolio:
             if self.reorder and search.best is None and not search.done:
                 explore_orders(search, seconds=0.1 * limit_s)
             chain = explore_refined(search, seconds=0.15 * limit_s)
-            if not search.good_enough:
-                improve_until(search, seconds=0.2 * limit_s, seed=self.seed, patience=self.patience)
-            if chain is not None:
-                lengthen(search, chain, seconds=0.3 * limit_s)
-            explore_cuts(search, max_cuts=12, first=1, seconds=max(1.0, (0.1 if problem.model.num_forms < LARGE else 0.6) * limit_s))
-            if self.reorder and not search.done and not search.good_enough:
-                explore_orders(search, seconds=0.1 * limit_s)
             if not search.done and not search.good_enough:
                 explore_segments(search)
+                improve_until(search, seconds=0.2 * limit_s, seed=self.seed, patience=self.patience)
+            if chain is None:  # too large for chains of cuts
+                explore_cuts(search, max_cuts=12, first=1, seconds=max(1.0, 0.6 * limit_s))
+            else:
+                lengthen(search, chain, seconds=0.35 * limit_s)
+            if self.reorder and not search.done and not search.good_enough:
+                explore_orders(search, seconds=0.05 * limit_s)
             improve_until(search, seed=self.seed + 100, patience=self.patience)
         except KeyboardInterrupt:
             problem.tell(search.best_time_ns if search.best is not None else None, search.bound_ns, "stopped: the best plan so far is kept")

@@ -14,11 +14,12 @@ from time import perf_counter
 
 import numpy as np
 
+from memfit.planning.insertion import EXTEND, RECOMPUTE, best_insertion
 from memfit.planning.kernel import kernel
 from memfit.planning.model import Arrays, Floats, Ints
+from memfit.planning.overwrite import NONE, overwrite
 from memfit.planning.replay import INVALID, drop_dead, measure
 
-EXTEND_IF_FITS, RECOMPUTE, EXTEND = 0, 1, 2
 _NEVER = 2**62
 
 
@@ -245,7 +246,11 @@ def judge_insertions(a: Arrays, seq: Ints, limit: int, rows: Ints, order: Ints, 
 
 @dataclass(slots=True)
 class Repairer:
-    """`top` insertions are judged exactly, of `wide` idle values looked at; `noise` makes a search out of a greedy rule."""
+    """`top` insertions are judged exactly, of `wide` idle values looked at; `noise` makes a search out of a greedy rule.
+
+    With `inplace` sequences are plain, and fit if they do with in-place forms put in. For a sequence that overwrites by itself each
+    insertion is judged from the start.
+    """
 
     arrays: Arrays
     limit: int
@@ -254,47 +259,73 @@ class Repairer:
     wide: int = 96
     noise: float = 0.0
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    inplace: Ints = field(default_factory=lambda: NONE)
 
     def run(self, seq: Ints, max_steps: int, deadline_s: float = float("inf")) -> Ints:
         """Insert recomputations until the sequence fits, nothing helps, or time is up; returns the best sequence reached."""
-        a = self.arrays
-        for _ in range(max_steps):
-            usage = np.empty(len(seq), np.int64)
-            peak, time = measure(a, seq, usage)
-            over = int(np.maximum(usage - self.limit, 0).sum()) if len(seq) else 0
-            if peak == INVALID or over == 0 or perf_counter() > deadline_s:
+        before, least = seq, _NEVER
+        for _ in range(max_steps + 1):
+            usage, time = self._usage(seq)
+            over = _NEVER if usage is None else int(np.maximum(usage - self.limit, 0).sum())
+            if over >= least:
+                return before
+            before, least = seq, over
+            if usage is None or over == 0 or perf_counter() > deadline_s:
                 break
             better = self._step(seq, usage, over, time)
             if better is None:
                 break
             seq = better
-        return seq
+        return before
+
+    def _usage(self, seq: Ints) -> tuple[Ints | None, int]:
+        usage = np.empty(len(seq), np.int64)
+        peak, time = measure(self.arrays, overwrite(self.arrays, seq, self.inplace) if len(self.inplace) and len(seq) else seq, usage)
+        return (None if peak == INVALID else usage), int(time)
 
     def _step(self, seq: Ints, usage: Ints, over: int, time: int) -> Ints | None:
         heights = usage.copy()
+        overwrites = bool((self.arrays.take_ptr[seq + 1] > self.arrays.take_ptr[seq]).any())
         for _ in range(6):  # the highest position first; where nothing helps, the next one
             q = int(np.argmax(heights))
             if heights[q] <= self.limit:
                 return None
-            better = self._best_insertion(seq, usage, q, over, time)
+            better = self._judged_insertion(seq, usage, q, over, time) if overwrites else self._insertion(seq, usage, q)
             if better is not None:
                 return better
             heights[max(q - 2, 0) : q + 3] = 0
         return None
 
-    def _best_insertion(self, seq: Ints, usage: Ints, q: int, over: int, time: int) -> Ints | None:
+    def _idle(self, seq: Ints, q: int) -> tuple[Ints, Ints]:
+        """The idle values worth looking at, and where each is read next, in that order."""
         a = self.arrays
         victims, next_use = np.empty(len(a.size), np.int64), np.empty(len(a.size), np.int64)
         count = idle_values(a, seq, q, self.maker, victims, next_use)
-        if not count:
-            return None
         victims, next_use = victims[:count], next_use[:count]
-        worth = self._jitter(count) * a.size[victims] / (a.time[self.maker[victims]] + 1.0)
-        chosen = np.argsort(-worth)[: self.wide]
-        chosen = chosen[np.argsort(next_use[chosen])]
-        rows, times = np.empty((3 * len(chosen), 4), np.int64), np.empty(3 * len(chosen), np.int64)
+        chosen = np.argsort(-self._jitter(count) * a.size[victims] / (a.time[self.maker[victims]] + 1.0))[: self.wide]
+        chosen = chosen[np.argsort(next_use[chosen], kind="stable")]
+        return victims[chosen], next_use[chosen]
+
+    def _insertion(self, seq: Ints, usage: Ints, q: int) -> Ints | None:
+        victims, next_use = self._idle(seq, q)
+        if not len(victims):
+            return None
+        plain = usage
+        if len(self.inplace):
+            plain = np.empty(len(seq), np.int64)
+            measure(self.arrays, seq, plain)
+        jitter = self._jitter(3 * len(victims))
+        u, forms, _ = best_insertion(self.arrays, seq, usage, plain, self.limit, victims, next_use, self.maker, self.top, jitter)
+        return drop_dead(self.arrays, inserted(seq, u, forms, 0, len(forms))) if len(forms) else None
+
+    def _judged_insertion(self, seq: Ints, usage: Ints, q: int, over: int, time: int) -> Ints | None:
+        a = self.arrays
+        victims, next_use = self._idle(seq, q)
+        if not len(victims):
+            return None
+        rows, times = np.empty((3 * len(victims), 4), np.int64), np.empty(3 * len(victims), np.int64)
         forms = np.empty(40 * len(seq) + 64, np.int64)
-        filled = closures_for(a, seq, usage, self.limit, self.maker, victims[chosen], next_use[chosen], rows, times, forms)
+        filled = closures_for(a, seq, usage, self.limit, self.maker, victims, next_use, rows, times, forms)
         if not filled:
             return None
         order = np.argsort(-self._jitter(filled) * a.size[rows[:filled, 0]] / (times[:filled] + 1.0))[: self.top]

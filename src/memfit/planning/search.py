@@ -79,6 +79,7 @@ class Search:
 
     def offer(self, sequence: Ints, note: str = "", makers: Ints | None = None) -> bool:
         """Take a sequence if it fits and is faster than the best; remember the lowest peak otherwise."""
+        sequence = overwritten(self.problem.model.arrays, sequence, self.siblings)
         peak, time = peak_and_time(self.problem.model.arrays, sequence)
         if peak == INVALID or (self.max_runs is not None and len(sequence) and np.bincount(sequence).max() > self.max_runs):
             return False
@@ -109,11 +110,11 @@ class Search:
         if len(a.time) >= 3000:  # looking around costs time in the length of the sequence: look at less, take more steps
             top, wide = min(top, 6), min(wide, 10)
         makers = np.where(makers >= 0, self.siblings.plain[makers], makers)
-        fixer = Repairer(arrays=a, limit=limit, maker=makers, top=top, wide=wide)
-        fixed = fixer.run(
-            overwritten(a, np.asarray(sequence), self.siblings), 400 if len(a.time) < 3000 else 4000, perf_counter() + seconds
-        )
-        peak, _ = peak_and_time(a, fixed)
+        inplace = self.siblings.known
+        fixer = Repairer(arrays=a, limit=limit, maker=makers, top=top, wide=wide, inplace=inplace)
+        steps = 400 if len(a.time) < 3000 else 4000
+        fixed = fixer.run(self.siblings.plain[np.asarray(sequence)], steps, perf_counter() + seconds)
+        peak, _ = peak_and_time(a, overwritten(a, fixed, self.siblings))
         if peak != INVALID and peak <= limit:
-            fixed = polish(a, overwritten(a, fixed, self.siblings), limit, 6, perf_counter() + seconds)
+            fixed = polish(a, fixed, limit, 6, perf_counter() + seconds, inplace=inplace)
         return self.offer(fixed, note, makers)
