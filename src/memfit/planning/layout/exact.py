@@ -144,16 +144,11 @@ def _working_tables(table: Ints, num_meetings: int, num_sections: int, memo_bits
 
 
 @cache
-def _compile() -> None:
-    problem = make_problem(*np.array([[0], [1], [1]], np.int64))
-    start_search(problem, make_sections(problem), 1).advance(1)
-
-
 def warm_up() -> float:
-    """Compile the search, or load it compiled, and say how many seconds that took: they are not the problem's fault.
+    """Compile the search, or load it compiled, and say when that was done (`time.monotonic`; long ago if it was before).
 
     The first call on a new machine compiles for some seconds; the result is kept beside the source.
     """
-    began = time.monotonic()
-    _compile()
-    return time.monotonic() - began
+    problem = make_problem(*np.array([[0], [1], [1]], np.int64))
+    start_search(problem, make_sections(problem), 1).advance(1)
+    return time.monotonic()

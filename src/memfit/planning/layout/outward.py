@@ -33,7 +33,7 @@ _PATIENCES = (1.0, 2.0)  # how long to try at one window, in units of the time i
 _LEAST_PATIENCE_S = 0.05
 _FIRST_RUNS = 3  # at each depth of the first round; later one
 _FIRST_DEPTH = 2  # in sections
-_BOLD_FRACTION = 0.2  # of the runs leave out FILL
+_BOLD_FRACTION = 0.7  # of the runs leave out FILL: windows are small, and twice the nodes find more
 _MEMO_BITS = 12
 _CROWDED_FRACTION = 0.98  # windows begin where the load is at least this part of the highest
 

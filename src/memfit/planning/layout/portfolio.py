@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memfit.planning.layout import cpsat
-from memfit.planning.layout.exact import Rule, Search, Verdict, start_search
+from memfit.planning.layout.exact import Rule, Search, Verdict, start_search, warm_up
 from memfit.planning.layout.outward import Progress, grow
 from memfit.planning.layout.problem import Ints, Problem
 from memfit.planning.layout.sections import Sections, make_sections
@@ -35,7 +35,8 @@ _GROWTH = 1.01  # per turn, of what a resumed search gets
 _SHORT_RUNS_PER_RESUMED = 3
 _BOLD_FRACTION = 0.3  # of the short runs leave out FILL
 _FAR_S = 1e9
-_CPSAT_PATIENCE_S = 1.0
+_CPSAT_PATIENCE_S = 2.0
+_LEAST_SEARCH_S = 1.0  # after compiling, which the first time on a machine takes seconds, however short the time given
 _CPSAT_FIRST_S = 4.0  # doubled with every run: a second run with another seed is worth more than a longer first
 
 
@@ -162,6 +163,9 @@ class _Race:
 
 def decide(problem: Problem, capacity: int, *, deadline: float, num_threads: int | None = None, seed: int = 0) -> Decision:
     """Is there a packing no higher than `capacity`? OPEN when the deadline (of `time.monotonic`) came first."""
+    began = time.monotonic()
+    if began >= deadline:
+        return Decision(verdict=Verdict.OPEN, offsets=None, nodes=0)
     sections = make_sections(problem)
     random = np.random.default_rng(seed)
     source = OrderSource(problem, random)
@@ -172,6 +176,9 @@ def decide(problem: Problem, capacity: int, *, deadline: float, num_threads: int
         try:
             if cpsat.is_available(problem):
                 pool.submit(race.run_cpsat, racer, seed)
+            ready = warm_up()
+            if ready > began:
+                race.deadline = max(deadline, ready + _LEAST_SEARCH_S)
             for done in [pool.submit(race.run, own) for own in random.spawn(threads)]:
                 done.result()
         finally:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memfit.planning.layout.exact import Verdict, warm_up
+from memfit.planning.layout.exact import Verdict
 from memfit.planning.layout.greedy import greedy_orders, make_windows, place_in_order
 from memfit.planning.layout.local_search import improve_order
 from memfit.planning.layout.portfolio import decide
@@ -56,8 +56,6 @@ def solve(
     for part in parts:
         bound = max(bound, part.solution.bound)
     hard = sorted((p for p in parts if p.solution.height > target >= p.solution.bound), key=lambda p: p.problem.num_buffers)
-    if search and any(part.is_small for part in hard):
-        deadline += warm_up()
     for position, part in enumerate(hard):  # the small ones first: what they leave of their time goes to the others
         until = time.monotonic() + (deadline - time.monotonic()) / (len(hard) - position)
         part.solution = part.improve(target, until, minimise=capacity is None, search=search, num_threads=num_threads, seed=seed)
