@@ -16,29 +16,36 @@ import numpy as np
 from memfit.planning.kernel import kernel
 from memfit.planning.model import Arrays, Ints
 from memfit.planning.reorder import Precedence
+from memfit.planning.replay import peak_and_time
 
 _NEVER = 2**62
+_STEP = 0.97
+"""How much lower the next step is."""
 
 
 def calmed(graph: Precedence, order: Ints, limit_bytes: int, *, seconds: float, seed: int = 0) -> Ints:
-    """The best order reached from `order` in about `seconds`; at once when one fits."""
+    """The best order reached from `order` in about `seconds`; at once when one fits.
+
+    A limit far below the peak is approached in steps: against one that is passed nearly everywhere, moves at the heights count for little.
+    """
     best = current = order
-    best_over = _NEVER
-    began = perf_counter()
+    peak, _ = peak_and_time(graph.arrays, order)
+    target, best_over = max(limit_bytes, int(_STEP * peak)), _NEVER
+    began = stepped = perf_counter()
     moves = max(200, 4_000_000 // max(len(order), 1))
     for number in range(1 << 20):
-        spent = (perf_counter() - began) / max(seconds, 1e-9)
-        if spent >= 1 or not len(order):
+        now = perf_counter()
+        if now - began >= seconds or not len(order):
             break
-        warmth = 0.03 * (1 - spent) * (number % 2)
-        current, over = calm(
-            graph.arrays, current, limit_bytes, *graph.before, *graph.after, graph.num_readers, moves, warmth, seed + number
-        )
+        warmth = 0.03 * (1 - (now - stepped) / max(began + seconds - stepped, 1e-9)) * (number % 2)
+        current, over = calm(graph.arrays, current, target, *graph.before, *graph.after, graph.num_readers, moves, warmth, seed + number)
         if over < best_over:
             best, best_over = current, over
-        if over == 0:
+        if over == 0 and target <= limit_bytes:
             break
-        if over > 1.5 * best_over:
+        if over == 0:
+            target, best_over, stepped = max(limit_bytes, int(_STEP * target)), _NEVER, now
+        elif over > 1.5 * best_over:
             current = best
     return best
 

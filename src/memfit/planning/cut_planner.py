@@ -175,7 +175,7 @@ def explore_calm(search: Search) -> None:
     if search.settled or search.good_enough or search.rank is not None or not len(agenda):
         return
     peak, _ = peak_and_time(problem.model.arrays, agenda)
-    order = calmed(precedence(problem.model), agenda, problem.limit_bytes, seconds=max(0.1, 0.01 * problem.time_limit_s))
+    order = calmed(precedence(problem.model), agenda, problem.limit_bytes, seconds=max(0.1, 0.03 * problem.time_limit_s))
     search.offer(order, "another order")
     lower, _ = peak_and_time(problem.model.arrays, order)
     if lower != INVALID and lower < peak - _HELPS * (peak - search.floor.bytes):

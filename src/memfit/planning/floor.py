@@ -1,9 +1,15 @@
 """The bytes and the time no plan can go below, by counting alone.
 
 When an op first makes something every plan must make, its inputs, its outputs, its workspace, all results that must
-exist by then, and what the caller holds are on the device together. The largest such set is a floor on the peak, and
-one that anybody can check by adding up a handful of storages. With several producers the smallest form counts, and only
-what is required whichever producers are chosen.
+exist by then, and what the caller holds are on the device together. And before that there is a moment when the last of
+these inputs is made: the others are there already, beside what *that* takes.
+
+    inputs of an op   a ├──────────        whichever of them is made last, the others wait: the least of
+                      b   ├────────        {a, b, c, inputs of a's maker}, {a, b, c, inputs of b's}, {a, b, c, inputs of c's}
+                      c        ├───
+
+The largest such set is a floor on the peak, and one that anybody can check by adding up a handful of storages. With several
+producers the smallest form counts, and only what is required whichever producers are chosen.
 """
 
 from __future__ import annotations
@@ -12,6 +18,9 @@ from dataclasses import dataclass
 
 from memfit.core.units import format_bytes
 from memfit.planning.model import Model
+
+_LOOKED_BACK = 64
+"""Ops, those that need most, whose last input is looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +48,20 @@ def find_floor(model: Model) -> Floor:
     if model.partial:
         return Floor(bytes=sources, form=-1, time_ns=0, where="the step's inputs alone hold that much")
     earlier = _results_before(model)
+    alone: list[tuple[int, int]] = []  # (bytes, storage)
     for s in sorted(required_storages(model)):
         needs = [(_working_set(model, f, earlier[f]), f) for f in model.producers[s]]
-        if needs and min(needs)[0] > best:
-            best, form = min(needs)
-            count = len(set(model.ins[form]) | set(model.outs[form]) | _members(earlier[form]))
-            where = f"at {model.describe(form)} {count} storages must coexist"
+        if needs:
+            alone.append((min(needs)[0], s))
+            if min(needs)[0] > best:
+                best, form = min(needs)
+                count = len(set(model.ins[form]) | set(model.outs[form]) | _members(earlier[form]))
+                where = f"at {model.describe(form)} {count} storages must coexist"
+    for _, s in sorted(alone, reverse=True)[:_LOOKED_BACK]:
+        entered = min((_entering(model, f, earlier[f]), f) for f in model.producers[s])
+        if entered[0] > best:
+            best, form = entered
+            where = f"when the last input of {model.describe(form)} is made, the others and what that takes must coexist"
     return Floor(bytes=best, form=form, time_ns=_least_time(model), where=where)
 
 
@@ -75,6 +92,24 @@ def _working_set(model: Model, form: int, earlier: int) -> int:
     held -= set(model.outs[form])
     fresh = sum(int(a.size[s]) for s in model.outs[form])
     return int(a.base_bytes + a.workspace[form] + fresh + sum(int(a.size[s]) for s in held))
+
+
+def _entering(model: Model, form: int, earlier: int) -> int:
+    """The least that is held when the last of what `form` needs is made, whichever that is."""
+    a = model.arrays
+    needed = set(model.ins[form]) | _members(earlier)
+    held = int(a.base_bytes) + sum(int(a.size[s]) for s in needed)
+    least = [
+        held + int(a.workspace[g]) + _beside(model, g, needed) for s in needed for g in model.producers[s] if not model.arrays.source[s]
+    ]
+    return min(least, default=0)
+
+
+def _beside(model: Model, form: int, needed: set[int]) -> int:
+    """Bytes of what `form` reads and makes beyond `needed`; what it makes in place has no bytes of its own yet."""
+    size = model.arrays.size
+    fresh = sum(int(size[s]) for s in {*model.ins[form], *model.outs[form]} - needed)
+    return fresh - sum(int(size[new]) for new, _ in model.takes[form] if new in needed)
 
 
 def _members(bits: int) -> set[int]:

@@ -371,7 +371,8 @@ def best_insertion(
         over, time = effect(a, ev, usage, crossing, limit, u, forms, start, count, latest, work, i)
         undone(usage, work)
         score = -over * jitter[len(jitter) - 1 - i] / (max(time, 0) + 1e-3)
-        if over < 0 and score > best_score:
+        equal = best >= 0 and score == best_score and worth[chosen[i]] <= worth[best]
+        if over < 0 and (score > best_score or equal):
             best, best_over, best_score = chosen[i], over, score
     if best < 0:
         return -1, forms[:0], 0

@@ -29,7 +29,7 @@ from memfit.planning.reorder import movable_fraction, precedence
 from memfit.planning.search import Search
 from memfit.planning.sqrt_segments import SqrtSegments
 
-_PLAIN_SHARE = 0.35
+_PLAIN_SHARE = 0.5
 """Share of the time for the step without its operator variants, where it has any."""
 _IRREGULAR = 0.8
 """Share of movable ops from which on another order is the first thing to try."""

@@ -18,6 +18,7 @@ from memfit.planning.cut_lp import CutProgram
 from memfit.planning.cut_planner import cuts_near_peak
 from memfit.planning.lns import Neighbourhood
 from memfit.planning.model import build_model
+from memfit.planning.overwrite import find_siblings
 from memfit.planning.polish import polish
 from memfit.planning.portfolio import Portfolio
 from memfit.planning.refine import Chain, refine
@@ -140,7 +141,7 @@ def test_repair_and_polish_do_what_they_say() -> None:
     polished_peak, polished_time = peak_and_time(model.arrays, polished)
     assert polished_peak <= 160
     assert polished_time <= time
-    walk = Neighbourhood(arrays=model.arrays, limit=160, maker=makers, current=polished, seed=3)
+    walk = Neighbourhood(arrays=model.arrays, limit=160, maker=makers, current=polished, siblings=find_siblings(model), seed=3)
     for _ in range(60):
         walk.round(0.01)
     over, best = walk.best_standing
