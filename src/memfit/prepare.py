@@ -121,6 +121,8 @@ def allocator_slack(captured: Captured, peak_bytes: int) -> int:
 
 
 _COMPARED = 2  # the step as it is, and with variants that give the same bits
+_FIRST_LOOK = 0.15  # of the time: for each offer, before the rest goes to the best of them
+_CLOSE = 0.003  # of the step's time: nearer to its bound a plan is not worth more of ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,27 +137,49 @@ class PlanSettings:
 def best_plan(
     offers: Iterable[tuple[Captured, Costs]], budget: Budget, settings: PlanSettings, progress: Progress
 ) -> tuple[Captured, Costs, Plan]:
-    """The fastest plan for the first two offers, else for the first that has one, or the fastest over all. One that repeats nothing ends the
-    search. Without any the weakest refusal: a proof must hold for all."""
-    found: list[tuple[int, int]] = []
+    """A first look at the first two offers, else at all until one has a plan, or at all; then the time that is left for the fastest.
+
+    A plan that repeats nothing ends the search. Without any the weakest refusal: a proof must hold for all.
+    """
+    end_s = time.perf_counter() + settings.time_limit_s
     tried: list[tuple[Captured, Costs, Outcome]] = []
-    share_s = settings.time_limit_s
-    for captured, costs in offers:
-        share_s /= 2  # the first offer has half of the time, so that all of them together keep the limit
-        outcome = plan_captured(captured, costs, budget, planner=settings.planner, time_limit_s=share_s, progress=progress)
+
+    def look(captured: Captured, costs: Costs, seconds: float) -> bool:
+        outcome = plan_captured(captured, costs, budget, planner=settings.planner, time_limit_s=seconds, progress=progress)
         tried.append((captured, costs, outcome))
-        if outcome.plan is not None:
-            found.append((outcome.plan.timeline.time_ns, len(tried) - 1))
-            enough = len(tried) >= _COMPARED and not settings.compare_all
-            if enough or not has_repeats(outcome.plan):
-                break
-    if found:
-        captured, costs, outcome = tried[min(found)[1]]
+        return outcome.plan is not None
+
+    for captured, costs in offers:
+        found = look(captured, costs, _FIRST_LOOK * settings.time_limit_s)
+        enough = len(tried) >= _COMPARED and not settings.compare_all and any(o.plan is not None for _, _, o in tried)
+        if enough or (found and not has_repeats(tried[-1][2].require_plan())):
+            break
+    with_plan = [entry for entry in tried if entry[2].plan is not None]
+    undecided = [entry for entry in tried if entry[2].status is not Status.INFEASIBLE]
+    again = [min(with_plan, key=_plan_time)] if with_plan else undecided
+    for number, (captured, costs, before) in enumerate(again):
+        seconds = (end_s - time.perf_counter()) / (len(again) - number)
+        if _is_worth_more(before, settings) and seconds > 0 and look(captured, costs, seconds):
+            break
+    with_plan = [entry for entry in tried if entry[2].plan is not None]
+    if with_plan:
+        captured, costs, outcome = min(with_plan, key=_plan_time)
         return captured, costs, outcome.require_plan()
-    undecided = [o for _, _, o in tried if o.status is not Status.INFEASIBLE]
-    weakest = undecided[-1] if undecided else min((o for _, _, o in tried), key=lambda o: o.lower_bound_bytes)
+    undecided = [entry for entry in tried if entry[2].status is not Status.INFEASIBLE]
+    weakest = undecided[-1][2] if undecided else min((o for _, _, o in tried), key=lambda o: o.lower_bound_bytes)
     weakest.require_plan()
     raise AssertionError("an outcome without a plan raises")
+
+
+def _plan_time(entry: tuple[Captured, Costs, Outcome]) -> int:
+    return entry[2].require_plan().timeline.time_ns
+
+
+def _is_worth_more(outcome: Outcome, settings: PlanSettings) -> bool:
+    """Whether a planner given more time may find a faster plan than at first sight: `auto`, and others that used up what they had."""
+    if outcome.plan is not None and (not has_repeats(outcome.plan) or (outcome.gap_fraction or 0.0) <= _CLOSE):
+        return False
+    return settings.planner == "auto" or outcome.seconds >= _FIRST_LOOK * settings.time_limit_s
 
 
 def _last_chance(
