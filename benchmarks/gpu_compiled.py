@@ -3,13 +3,15 @@
 GPU time comes in short slices, so every row is written as soon as it is measured and a second run goes on where the first
 stopped. Several models are worked on side by side, because compiling is the processor's work; whatever is timed holds a lock
 on the GPU. `--alone` models come first and by themselves: their cold starts can be compared. Budgets are shares of
-torch.compile's own peak. `benchmarks/compiled_table.py` makes the table and the plot.
+torch.compile's own peak, and the peaks of the peers measured before that no other peer beats: memfit has to be faster there.
+`benchmarks/compiled_table.py` makes the table and the plot.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import fcntl
 import json
 import os
@@ -30,7 +32,11 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 from benchmarks.gpu_eager import commit, device_name, gradients, timed, worst_difference
 from benchmarks.peers import PEERS, Peer, checkpoint_blocks
 
-CORE = "compile,memfit,compile + checkpoint,eager,eager + checkpoint"
+CORE = "compile|compile + checkpoint,eager,eager + checkpoint|memfit"
+COLD = ("compile", "compile + checkpoint", "memfit")
+_QUIET = 1.03  # median over fastest step: above it somebody else was at work, and the steps are timed again
+_TRIES = 3
+_LARGE = 5 * 10**8  # parameters from which on an fp64 twin is left out
 Rows = Iterator[dict[str, Any]]
 
 
@@ -103,7 +109,7 @@ def measure(args: argparse.Namespace) -> None:
         if (peer.name, part) in done:
             continue
         try:
-            with _fresh_caches():
+            with _fresh_caches() if part in COLD else contextlib.nullcontext():
                 for row in rows(peer, part, device, args):
                     _write(args.output, about | {"part": part} | row)
         except Exception as error:
@@ -118,7 +124,6 @@ def _fresh_caches() -> Iterator[None]:
     from memfit.profile import cache
 
     fresh = getattr(utils, "fresh_cache", None) or utils.fresh_inductor_cache
-    torch._dynamo.reset()
     with fresh(), tempfile.TemporaryDirectory() as folder:
         cache.use_folder(Path(folder))
         yield
@@ -135,6 +140,7 @@ def _write(path: Path, record: dict[str, Any]) -> None:
 
 
 def rows(peer: Peer, part: str, device: str, args: argparse.Namespace) -> Rows:
+    torch._dynamo.reset()
     torch.manual_seed(0)
     model = peer.model(device)
     inputs, targets = peer.data(device, args.scale)
@@ -155,7 +161,40 @@ def rows(peer: Peer, part: str, device: str, args: argparse.Namespace) -> Rows:
     _sync(device)
     first_s = time.perf_counter() - begin
     with gpu():
-        yield {"what": part, "cold_s": first_s, **timed(step, model, device, held(model, inputs, targets))}
+        result = quietly(step, model, device, held(model, inputs, targets))
+        if part in ("compile", "eager"):
+            exact = exact_gradients(peer, model, inputs, targets, device)
+            result |= {"from_fp64": None if exact is None else distances(exact, gradients(step, model))}
+        yield {"what": part, "cold_s": first_s, **result}
+
+
+def quietly(step: Callable[[], Any], model: nn.Module, device: str, held_bytes: int) -> dict[str, Any]:
+    """Timed until the median is near the fastest step, at most three times; the least median counts."""
+    results: list[dict[str, Any]] = []
+    while len(results) < _TRIES and (not results or results[-1].get("ms", 0.0) > _QUIET * results[-1].get("ms_min", 0.0)):
+        results.append(timed(step, model, device, held_bytes))
+    best = min(results, key=lambda r: float(r.get("ms", 1e9)))
+    return best | {"tries": [round(r["ms"], 2) for r in results if "ms" in r]}
+
+
+def exact_gradients(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str) -> list[torch.Tensor] | None:
+    """Of an fp64 twin: what everybody's rounding is measured against. None with dropout, or where it would be too large."""
+    if has_dropout(model) or sum(p.numel() for p in model.parameters()) > _LARGE:
+        return None
+    twin = copy.deepcopy(model).double()
+    wide = tuple(t.double() if t.is_floating_point() else t for t in inputs)
+    return gradients(lambda: _loss_of(peer, twin)(wide, targets).backward(), twin)
+
+
+def has_dropout(model: nn.Module) -> bool:
+    return any(isinstance(m, nn.Dropout) and m.p for m in model.modules())
+
+
+def distances(exact: list[torch.Tensor], found: list[torch.Tensor]) -> dict[str, float]:
+    """Of the worst entry, relative to the largest of its tensor; and of the whole gradient, in the Euclidean norm."""
+    pairs = [(a, b.double()) for a, b in zip(exact, found, strict=True)]
+    apart, length = sum(float((a - b).square().sum()) for a, b in pairs), sum(float(a.square().sum()) for a, _ in pairs)
+    return {"worst": worst_difference(exact, found), "norm": (apart / length) ** 0.5}
 
 
 def _loss_of(peer: Peer, model: nn.Module) -> Callable[..., torch.Tensor]:
@@ -193,9 +232,11 @@ def planned(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str
     from memfit.report.progress import Progress
     from memfit.task import Task
 
-    reference = None
-    if not any(isinstance(m, nn.Dropout) and m.p for m in model.modules()):
-        reference = gradients(_step(peer, device, lambda: _loss_of(peer, model)(inputs, targets)), model)
+    reference = exact = None
+    if not has_dropout(model):
+        with gpu():
+            reference = gradients(_step(peer, device, lambda: _loss_of(peer, model)(inputs, targets)), model)
+            exact = exact_gradients(peer, model, inputs, targets, device)
     task = Task(model=model, loss_fn=peer.loss, num_targets=len(targets), engine="inductor")
     call = Call.flatten((*inputs, *targets), {})
     offers: list[Any] = []
@@ -204,11 +245,12 @@ def planned(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str
     sources = (*model.parameters(), *model.buffers(), *call.tensors)
     full = _compiled_peak(args.output, peer.name)
     sliced: list[Any] = []
-    queue = [(float(f), 0) for f in args.fractions.split(",") if f]
+    shares = [float(f) for f in args.fractions.split(",") if f]
+    queue = [(f"{share:.0%}", int(full * share), 0, 1) for share in shares]
+    queue += [(f"where {name} is", peak, 0, 1) for name, peak in _peer_peaks(args.output, peer.name, [full * share for share in shares])]
     while queue:
-        fraction, tighter_by = queue.pop(0)
-        budget = int(full * fraction)
-        row = {"what": f"memfit {fraction:.0%}", "budget_bytes": budget, "fraction": fraction, "tighter_by": tighter_by}
+        name, budget, tighter_by, tries = queue.pop(0)
+        row = {"what": f"memfit {name}", "budget_bytes": budget, "tighter_by": tighter_by, "try": tries}
         begin = time.perf_counter()
         limit = Budget(device_bytes=budget - allocator_slack(offers[0][0], budget) - tighter_by)
         settings = PlanSettings(time_limit_s=args.plan_seconds, compare_all=True)
@@ -220,7 +262,7 @@ def planned(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str
             if not sliced:  # as memfit.fit: only when nothing else has a plan
                 with gpu(), Progress("memfit") as progress:
                     sliced = [task.costed(c, progress) for c in task.last_offers(call)]
-                queue[:0] = [(fraction, tighter_by)] if sliced else []
+                queue[:0] = [(name, budget, tighter_by, tries)] if sliced else []
             continue
         row |= {"plan_s": time.perf_counter() - begin, "status": "planned", "offer": [c for c, _ in (*offers, *sliced)].index(captured)}
         program = generate(captured, plan.schedule)
@@ -232,12 +274,16 @@ def planned(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str
             return loss.detach()
 
         with gpu():
-            result = timed(step, model, device, held(model, inputs, targets))
-            worst = None if reference is None else worst_difference(reference, gradients(step, model))
+            result = quietly(step, model, device, held(model, inputs, targets))
+            found = None if reference is None else gradients(step, model)
         predicted = {"predicted_peak_bytes": plan.timeline.peak_bytes, "predicted_ms": plan.timeline.time_ns / 1e6}
-        yield row | predicted | {"worst_gradient_difference": worst, **result}
-        if result.get("peak_bytes", 0) > budget and not tighter_by:  # the closed loop of memfit.fit: a miss re-plans tighter, once
-            queue.insert(0, (fraction, result["peak_bytes"] - budget))
+        if reference is not None and found is not None:
+            row |= {"worst_gradient_difference": worst_difference(reference, found)}
+            row |= {"from_fp64": None if exact is None else distances(exact, found)}
+        yield row | predicted | result
+        over = result.get("peak_bytes", 0) - budget
+        if over > 0 and tries < _TRIES:  # the closed loop of memfit.fit: a miss re-plans tighter
+            queue.insert(0, (name, budget, tighter_by + over, tries + 1))
 
 
 def _offers(peer: Peer, task: Any, call: Any, device: str, offers: list[Any]) -> Rows:
@@ -273,6 +319,17 @@ def _offers(peer: Peer, task: Any, call: Any, device: str, offers: list[Any]) ->
         yield {"what": what, "cold_s": time.perf_counter() - begin - waited, **stages}
 
 
+def _peer_peaks(path: Path, model: str, known: list[float]) -> list[tuple[str, int]]:
+    """Points of peers that no other peer's point beats, unless a budget is at the same place already."""
+    points = [
+        (int(r["peak_bytes"]), float(r["ms"]), str(r["what"]))
+        for r in records(path)
+        if r["model"] == model and "peak_bytes" in r and not r["what"].startswith("memfit") and "AdamW" not in r["what"]
+    ]
+    best = [p for p in points if not any(q[0] <= p[0] and q[1] < p[1] for q in points)]
+    return [(what, peak) for peak, _, what in sorted(best, reverse=True) if all(abs(peak - k) > 0.01 * k for k in known)]
+
+
 def _compiled_peak(path: Path, model: str) -> int:
     found = [r["peak_bytes"] for r in records(path) if r["model"] == model and r["what"] == "compile" and "peak_bytes" in r]
     return int(found[-1]) if found else 2**50
@@ -293,7 +350,7 @@ def with_optimizer(peer: Peer, model: nn.Module, inputs: Any, targets: Any, devi
     whole()
     before = held(model, inputs, targets) + sum(t.numel() * t.element_size() for s in optimizer.state.values() for t in s.values())
     with gpu():
-        peer_row = timed(whole, model, device, before)
+        peer_row = quietly(whole, model, device, before)
     yield {"what": "compile, with AdamW", **peer_row}
     budget = peer_row["peak_bytes"] // 2
     begin = time.perf_counter()
@@ -309,7 +366,7 @@ def with_optimizer(peer: Peer, model: nn.Module, inputs: Any, targets: Any, devi
         optimizer.step()
 
     with gpu():
-        result = timed(ours, model, device, before)
+        result = quietly(ours, model, device, before)
     report = fitted.report()
     yield {"what": "memfit 50%, with AdamW", "budget_bytes": budget, "cold_s": ready_s, "report": report.as_data(), **result}
 

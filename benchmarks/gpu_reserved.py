@@ -26,17 +26,18 @@ def main() -> None:
     parser.add_argument("--fraction", type=float, default=0.5, help="budget as a fraction of eager's activation bytes")
     parser.add_argument("--output", type=Path, required=True, help="folder for plans, logs and reserved.jsonl")
     parser.add_argument("--scale", type=float, default=1.0, help="of the batch sizes")
+    parser.add_argument("--engine", choices=("eager", "inductor"), default="eager")
     parser.add_argument("--record", action="store_true", help="write every allocation of the models' steps, whole and at --fraction")
     parser.add_argument(
         "--one", nargs=2, metavar=("MODEL", "ALLOCATOR"), help="one model in this process; 'plan' and 'record' are jobs too"
     )
     args = parser.parse_args()
     if args.one and args.one[1] == "plan":
-        make_plan(args.one[0], args.fraction, args.scale, args.output)
+        make_plan(args.one[0], args)
     elif args.one and args.one[1] == "record":
-        record(args.one[0], args.fraction, args.scale, args.output)
+        record(args.one[0], args)
     elif args.one:
-        row = measure(args.one[0], args.one[1], args.scale, args.output)
+        row = measure(args.one[0], args.one[1], args)
         with locked(args.output), (args.output / "reserved.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(json.dumps(row), flush=True)
@@ -58,6 +59,7 @@ def run_all(args: argparse.Namespace, jobs: list[tuple[str, str]]) -> None:
         if allocator == "expandable":
             environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
         command = [sys.executable, __file__, "--fraction", str(args.fraction), "--scale", str(args.scale), "--output", str(args.output)]
+        command += ["--engine", args.engine]
         with (args.output / f"{model}-{allocator}.log").open("w") as log:
             started.append(
                 (model, allocator, subprocess.Popen([*command, "--one", model, allocator], env=environment, stdout=log, stderr=log))
@@ -78,17 +80,16 @@ def locked(folder: Path) -> Iterator[None]:
 class Training:
     """A model of the published comparisons on the GPU."""
 
-    def __init__(self, name: str, scale: float) -> None:
+    def __init__(self, name: str, args: argparse.Namespace) -> None:
         import torch
 
         from benchmarks.peers import PEERS
 
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-        self.peer = PEERS[name]
+        self.peer, self.engine = PEERS[name], args.engine
         torch.manual_seed(0)
-        self.model = self.peer.build().cuda()
-        self.inputs = self.peer.inputs("cuda", scale)
-        self.targets = self.peer.targets("cuda", scale) or self.inputs
+        self.model = self.peer.model("cuda")
+        self.inputs, self.targets = self.peer.data("cuda", args.scale)
         self.fixed_bytes = torch.cuda.memory_allocated()
 
     def autocast(self) -> Any:
@@ -100,9 +101,9 @@ class Training:
         import memfit
 
         with self.autocast():
-            return memfit.fit(
-                self.model, self.inputs, loss_fn=self.peer.loss, example_targets=self.targets, check=False, allow=("recompute",), **options
-            )
+            options |= {"loss_fn": self.peer.loss, "example_targets": self.targets, "check": False, "engine": self.engine}
+            allow = ("recompute",) if self.engine == "eager" else ("recompute", "variants")
+            return memfit.fit(self.model, self.inputs, allow=allow, **options)
 
     def step(self, fitted: Any) -> Any:
         self.model.zero_grad(set_to_none=True)
@@ -112,20 +113,20 @@ class Training:
         return loss
 
 
-def make_plan(name: str, fraction: float, scale: float, folder: Path) -> None:
+def make_plan(name: str, args: argparse.Namespace) -> None:
     """One plan per model, which every allocator then runs."""
     import memfit
 
-    training = Training(name, scale)
+    training, folder = Training(name, args), args.output
     whole = training.fit(budget=2**50)
     peak = whole.plan.timeline.peak_bytes
-    budget = training.fixed_bytes + int((peak - training.fixed_bytes) * fraction)
+    budget = training.fixed_bytes + int((peak - training.fixed_bytes) * args.fraction)
     fitted = training.fit(budget=budget, time_limit_s=6)
     memfit.save(fitted.plan, folder / f"{name}.plan.json", force=True)
     (folder / f"{name}.json").write_text(json.dumps({"budget_bytes": budget, "keep_all_peak_bytes": peak}))
 
 
-def record(name: str, fraction: float, scale: float, folder: Path) -> None:
+def record(name: str, args: argparse.Namespace) -> None:
     """Every allocation of a step as the allocator saw it, library workspaces included: (size, start, stop), one line per plan.
 
     What is still alive when the step has ended stops at its end; costs are a roofline's, which is quick.
@@ -135,11 +136,11 @@ def record(name: str, fraction: float, scale: float, folder: Path) -> None:
     import memfit
 
     ours = memfit.use_planned_arena()
-    training = Training(name, scale)
+    training, folder = Training(name, args), args.output
     budget = 2**50
-    for share in (1.0, fraction):
+    for share in (1.0, args.fraction):
         fitted = training.fit(budget=budget, device="h200", time_limit_s=6)
-        budget = training.fixed_bytes + int((fitted.plan.timeline.peak_bytes - training.fixed_bytes) * fraction)
+        budget = training.fixed_bytes + int((fitted.plan.timeline.peak_bytes - training.fixed_bytes) * args.fraction)
         for _ in range(3):
             training.step(fitted)
         torch.cuda.synchronize()
@@ -152,7 +153,7 @@ def record(name: str, fraction: float, scale: float, folder: Path) -> None:
             file.write(json.dumps({**line, "torch": torch.__version__, "size_start_stop": buffers}) + "\n")
 
 
-def measure(name: str, allocator: str, scale: float, folder: Path) -> dict[str, Any]:
+def measure(name: str, allocator: str, args: argparse.Namespace) -> dict[str, Any]:
     """Some steps under memfit.fit; what the allocator held, what it had taken from the device, and the time of a step."""
     import torch
 
@@ -161,7 +162,7 @@ def measure(name: str, allocator: str, scale: float, folder: Path) -> dict[str, 
     from memfit.planning.layout import layout_plan
 
     ours = memfit.use_planned_arena() if allocator == "arena" else None
-    training = Training(name, scale)
+    training, folder = Training(name, args), args.output
     planned = json.loads((folder / f"{name}.json").read_text())
     fitted = training.fit(budget=2**50, plan=folder / f"{name}.plan.json")
     ready = fitted._memfit._current().ready
@@ -186,6 +187,7 @@ def measure(name: str, allocator: str, scale: float, folder: Path) -> dict[str, 
     row = {
         "model": name,
         "allocator": allocator,
+        "engine": args.engine,
         **planned,
         "predicted_peak_bytes": fitted.report().predicted_peak_bytes,
         "fixed_bytes": training.fixed_bytes,

@@ -198,3 +198,34 @@ def test_auto_runs_eagerly_what_cannot_be_compiled(monkeypatch: pytest.MonkeyPat
     fitted = memfit.fit(Convolutions().double(), (x,), budget="1GiB", loss_fn=nn.functional.cross_entropy, example_targets=(y,))
     fitted(x, y).backward()
     assert "runs on the eager engine: no passes today" in fitted.report().notes
+
+
+def test_inductor_writes_over_an_input_without_another_buffer() -> None:
+    from memfit.capture.inputs import Call
+    from memfit.capture.regions import with_regions
+    from memfit.capture.step import capture
+    from memfit.execute.inductor import Inductor
+    from memfit.profile.allocations import peaks_of
+
+    x, y = images()
+    fine = capture(
+        Convolutions().double(), Call.flatten((x, y), {}), loss_fn=nn.functional.cross_entropy, num_targets=1, compiler=Inductor()
+    )
+    coarse = with_regions(fine, Inductor(), least_fraction=0.0)
+    op, position = next((op, k) for op in coarse.graph.ops for k, v in enumerate(op.variants) if v.inplace_of)
+    variant, plain, over = op.variants[position], coarse.calls[op.id].target, coarse.variant_calls[op.id][position].target
+    assert plain is not None
+    assert over is not None
+    samples = [s for s in map(coarse.samples.__getitem__, op.inputs) if s is not None]
+    given = [torch.empty_strided(s.shape, s.stride(), dtype=s.dtype).uniform_() for s in samples]
+    expected = plain(*[t.clone() for t in given])
+    over(*[t.clone() for t in given])  # compiles
+    made: list[Any] = []
+    _, peak = peaks_of(lambda: made.append(over(*given)), torch.device("cpu"))
+    for a, b in zip(made[0], expected, strict=True):
+        torch.testing.assert_close(a, b)
+    overwritten = dict(variant.inplace_of)
+    for output, tensor in zip(variant.outputs, made[0], strict=True):
+        if output in overwritten:
+            assert tensor is given[op.inputs.index(overwritten[output])]
+            assert peak < tensor.nbytes

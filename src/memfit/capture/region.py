@@ -23,11 +23,15 @@ from memfit.capture.compiler import Compiler, Run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """What must run to make `outputs` from `inputs`: ops of the captured step in their order, views included."""
+    """What must run to make `outputs` from `inputs`: ops of the captured step in their order, views included.
+
+    `over` holds (output, input) pairs: the output is written over the input.
+    """
 
     ops: tuple[int, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    over: tuple[tuple[int, int], ...] = ()
 
 
 class Region:
@@ -39,6 +43,7 @@ class Region:
         self._source: tuple[Captured, Slice, Compiler] | None = (captured, part, compiler)
         self._run: Run | None = None
         self._trusted = False
+        self._over = tuple((part.outputs.index(new), part.inputs.index(old)) for new, old in sorted(part.over))
 
     def __call__(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
         run = self._run or self.compile()
@@ -47,8 +52,14 @@ class Region:
             self._trusted = True
             if _shares_memory(inputs, made):
                 self._run = _separated(run)
-                return [t.clone() for t in made]
-        return made
+                made = [t.clone() for t in made]
+        return self._with_overwritten(made, inputs) if self._over else made
+
+    def _with_overwritten(self, made: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        every = list(made)
+        for output, given in sorted(self._over):
+            every.insert(output, inputs[given])
+        return every
 
     @property
     def is_compiled(self) -> bool:
@@ -81,7 +92,7 @@ def _separated(run: Run) -> Run:
 
 
 def module_of(captured: Captured, part: Slice) -> torch.fx.GraphModule:
-    """The slice as an fx graph: inputs in order, every op once, outputs as a tuple."""
+    """The slice as an fx graph: inputs in order, every op once, outputs that are not written over an input as a tuple."""
     graph = torch.fx.Graph()
     node_of: dict[int, torch.fx.Node] = {}
     for position, tensor in enumerate(part.inputs):
@@ -100,7 +111,10 @@ def module_of(captured: Captured, part: Slice) -> torch.fx.GraphModule:
             assert made is not None
             node.meta["val"] = captured.samples[made]
             node_of.setdefault(made, node)
-    graph.output(tuple(node_of[t] for t in part.outputs))
+    for new, old in part.over:
+        graph.call_function(torch.ops.aten.copy_.default, (node_of[old], node_of[new])).meta["val"] = captured.samples[old]
+    overwriting = {new for new, _ in part.over}
+    graph.output(tuple(node_of[t] for t in part.outputs if t not in overwriting))
     graph.eliminate_dead_code()
     return torch.fx.GraphModule(torch.nn.Module(), graph)
 
@@ -133,4 +147,6 @@ def digest_of(captured: Captured, part: Slice) -> str:
             if made is not None:
                 number.setdefault(made, len(number))
     text.append([number[t] for t in part.outputs])
+    if part.over:
+        text.append([(number[new], number[old]) for new, old in part.over])
     return hashlib.sha256(repr(text).encode()).hexdigest()[:16]

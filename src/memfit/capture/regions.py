@@ -8,7 +8,8 @@ planner is offered other ways to the same values, each with its own compiled cod
 
 - *again*: one output of a forward region from its other outputs (a normalisation from its input and saved statistics),
 - *deeper*: a backward region that makes a forward activation again inside its kernels instead of reading it,
-- *apart*: the outputs of a region with the largest working sets one by one, which reads more and holds less.
+- *apart*: the outputs of a region with the largest working sets one by one, which reads more and holds less,
+- *in place*: outputs of a region with a large working set over inputs of the same layout that nobody reads any more.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from memfit.capture.region import Region, Slice, digest_of
 from memfit.core.graph import Graph, Op, Variant
 
 _HEAVY = 0.6  # of the largest working set of a region: from there on its outputs are offered one by one
+_LARGE = 0.3  # from there on over its inputs
 
 
 @dataclass(slots=True)
@@ -65,18 +67,21 @@ class _Regions:
     def gather(self, choices: bool) -> Captured:
         items = [*self._others()]
         parts = [(group, self.fusion.slice(group.outputs, own=group.ops)) for group in self.fusion.groups]
-        heavy = _HEAVY * max((self._working_set(part) for _, part in parts), default=0)
+        largest = max((self._working_set(part) for _, part in parts), default=0)
         for group, part in parts:
             item = self._item(part, "region", max(group.ops.intersection(part.ops)))
             items.append(item)
             if not choices:
                 continue
+            least = part
             if group.is_backward:
-                self._add_deeper(item, group, part)
+                least = self._add_deeper(item, group, part)
             else:
                 items.extend(self._again(group, part))
-            if self._working_set(part) >= heavy:
+            if self._working_set(part) >= _HEAVY * largest:
                 items.extend(self._apart(group, part))
+            if self._working_set(part) >= _LARGE * largest:
+                self._add_in_place(item, least)
         return _assemble(self.captured, _sorted(items))
 
     def _working_set(self, part: Slice) -> int:
@@ -132,16 +137,36 @@ class _Regions:
                 part = self.fusion.slice(outputs, own=group.ops, given=given)
                 yield self._item(part, "apart", max(group.ops.intersection(whole.ops)), optional=True)
 
-    def _add_deeper(self, item: _Item, group: Group, whole: Slice) -> None:
-        """Forward activations made again inside, where that reads no more bytes than it saves."""
+    def _add_in_place(self, item: _Item, part: Slice) -> None:
+        """Each large output over an input like it that is not the caller's."""
+        free = [v for v in part.inputs if v in self.fusion.maker and v not in self.fusion.kept]
+        over: dict[int, int] = {}
+        for value in part.outputs:
+            like = (v for v in free if self._layout(v) == self._layout(value))
+            if self.fusion.size(value) >= self.least_bytes and (given := next(like, None)) is not None:
+                over[value] = given
+                free.remove(given)
+        if over:
+            call = self._call(replace(part, over=tuple(over.items())))
+            name = f"in place {call.target.digest}"  # type: ignore[union-attr]
+            item.forms.append((Variant(name=name, inputs=part.inputs, outputs=part.outputs, inplace_of=tuple(over.items())), call))
+
+    def _layout(self, value: int) -> tuple[Any, ...]:
+        sample = self.captured.samples[value]
+        assert sample is not None
+        return sample.dtype, tuple(sample.shape), sample.stride(), self.fusion.size(value)
+
+    def _add_deeper(self, item: _Item, group: Group, whole: Slice) -> Slice:
+        """Forward activations made again inside, where that reads no more bytes than it saves. Returns the form that reads least."""
         candidates = [v for v in whole.inputs if self._can_open(v)]
         opened = frozenset(v for v in candidates if self._saves(whole, self._opened(group, frozenset([v])), v))
         if not opened:
-            return
+            return whole
         part = self._opened(group, opened)
         call = self._call(part)
         name = f"deeper {call.target.digest}"  # type: ignore[union-attr]
         item.forms.append((Variant(name=name, inputs=part.inputs, outputs=part.outputs), call))
+        return part
 
     def _can_open(self, value: int) -> bool:
         op = self.fusion.maker.get(value)

@@ -24,11 +24,14 @@ from memfit.capture.region import Region
 from memfit.capture.regions import regions_of, with_regions
 from memfit.capture.step import capture
 from memfit.core.costs import Costs
+from memfit.core.plan import Plan
+from memfit.core.simulate import simulate
 from memfit.execute.codegen import generate
 from memfit.execute.inductor import Inductor
 from memfit.execute.session import Ready, Session, run
 from memfit.execute.stepper import source_bytes
 from memfit.planning import plan as find_plan
+from memfit.planning.sequence import schedule_from_ops
 from memfit.profile.allocations import peaks_of
 from memfit.profile.cache import Cache
 from memfit.profile.measured import measured
@@ -138,6 +141,11 @@ def test_values_and_bytes_are_those_of_the_plain_model(step: Any, fraction: floa
     costs = measured(coarse, cache=Cache(tmp_path))
     whole = find_plan(coarse.graph, costs, None, planner="keep_all").require_plan()
     plan = find_plan(coarse.graph, costs, int(whole.timeline.peak_bytes * fraction), time_limit_s=5).require_plan()
+    _check_against_plain(model, data, coarse, costs, plan)
+
+
+def _check_against_plain(model: nn.Module, data: Any, coarse: Captured, costs: Costs, plan: Plan) -> None:
+    """Gradients and buffers of the plain model, bytes of the plan."""
     plain, planned = copy.deepcopy(model), copy.deepcopy(model)
     nn.functional.cross_entropy(plain(data[0]), data[1]).backward()
     ready = Ready(captured=coarse, costs=costs, plan=plan, program=generate(coarse, plan.schedule), keep_all_peak_bytes=0, base_time_ns=0)
@@ -154,6 +162,26 @@ def test_values_and_bytes_are_those_of_the_plain_model(step: Any, fraction: floa
     for a, b in zip(planned.buffers(), plain.buffers(), strict=True):
         torch.testing.assert_close(a, b)
     assert 0 <= plan.timeline.peak_bytes - (peak + source_bytes(coarse)) < 1024
+
+
+def test_regions_over_their_inputs_give_the_same_values(step: Any, tmp_path: Path) -> None:
+    model, data, fine = step
+    coarse = with_regions(fine, OneByOne(), least_fraction=0.0)
+    costs = measured(coarse, cache=Cache(tmp_path))
+    executions: list[tuple[int, int]] = []
+    read_later: set[int] = set()
+    for op in reversed(coarse.graph.ops):
+        if op.name.startswith(("again", "apart")):
+            continue
+        over = (k + 1 for k, v in enumerate(op.variants) if v.inplace_of and not read_later.intersection(old for _, old in v.inplace_of))
+        executions.append((op.id, next(over, 0)))
+        read_later.update(op.form(executions[-1][1]).inputs)
+    assert sum(bool(v) for _, v in executions) >= 4
+    schedule = schedule_from_ops(coarse.graph, reversed(executions), costs)
+    timeline = simulate(coarse.graph, schedule, costs)
+    _check_against_plain(
+        model, data, coarse, costs, Plan(schedule=schedule, timeline=timeline, planner="by hand", graph_digest=coarse.graph.digest)
+    )
 
 
 def test_other_ways_to_a_value_are_offered_and_can_be_left_out(step: Any) -> None:
@@ -175,8 +203,23 @@ def test_a_form_that_reads_less_and_is_faster_leaves_no_choice(step: Any) -> Non
     fewer, left = without_dominated(coarse, _replaced(costs, slow, fast))
     deeper = [op for op in fewer.graph.ops if op.name.startswith("deeper")]
     assert deeper
-    assert all(not op.variants for op in deeper)
+    assert all(v.inplace_of for op in deeper for v in op.variants)
     assert left.graph_digest == fewer.graph.digest
+
+
+def test_a_form_over_its_input_is_as_fast_as_its_twin_up_to_noise(step: Any) -> None:
+    _, _, fine = step
+    coarse = with_regions(fine, OneByOne(), least_fraction=0.0)
+    costs = roofline(coarse, "cpu")
+    op, v = next(
+        (op, k + 1) for op in coarse.graph.ops for k, x in enumerate(op.variants) if x.inplace_of and set(x.inputs) == set(op.inputs)
+    )
+    for factor, even in ((1.04, True), (1.5, False)):
+        times = [list(row) for row in costs.variant_time_ns]
+        times[op.id][v - 1] = int(costs.op_time_ns[op.id] * factor)
+        fewer, left = without_dominated(coarse, _replaced(costs, costs.op_time_ns, tuple(map(tuple, times))))
+        at = next(k + 1 for k, x in enumerate(fewer.graph.ops[op.id].variants) if x.name == op.variants[v - 1].name)
+        assert (left.time_ns(op.id, at) == costs.op_time_ns[op.id]) is even
 
 
 def test_outputs_that_share_memory_are_taken_apart() -> None:
@@ -185,7 +228,7 @@ def test_outputs_that_share_memory_are_taken_apart() -> None:
             return lambda inputs: (inputs[0], inputs[0])
 
     region = object.__new__(Region)
-    region._run, region._trusted, region._source = Sharing().compile(None, None), False, None
+    region._run, region._trusted, region._source, region._over = Sharing().compile(None, None), False, None, ()
     x = torch.ones(3)
     for _ in range(2):
         a, b = region(x)
