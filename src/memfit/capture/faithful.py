@@ -62,16 +62,26 @@ def wide_output_bytes(target: Any, arguments: Sequence[Any]) -> int | None:
 
 @contextlib.contextmanager
 def faithful_recurrence() -> Iterator[None]:
-    """Recurrent layers are traced as cells, with dropout between the layers."""
+    """Recurrent layers are traced as cells, with dropout between the layers. Convolutions keep oneDNN, which gives other layouts."""
     original = getattr(torch_decompositions, "_rnn_helper", None)
-    mkldnn = torch._C._get_mkldnn_enabled()
+    select, mkldnn = torch._C._select_conv_backend, torch._C._get_mkldnn_enabled()
+
+    def select_with_mkldnn(*args: Any, **kwargs: Any) -> Any:
+        torch._C._set_mkldnn_enabled(mkldnn)
+        try:
+            return select(*args, **kwargs)
+        finally:
+            torch._C._set_mkldnn_enabled(False)
+
     torch._C._set_mkldnn_enabled(False)
+    torch._C._select_conv_backend = select_with_mkldnn
     if original is not None:
         torch_decompositions._rnn_helper = _layer_by_layer(original)
     try:
         yield
     finally:
         torch._C._set_mkldnn_enabled(mkldnn)
+        torch._C._select_conv_backend = select
         if original is not None:
             torch_decompositions._rnn_helper = original
 

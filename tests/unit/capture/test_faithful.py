@@ -53,6 +53,13 @@ def test_layer_norm_and_dropout_on_transposed_inputs() -> None:
     assert differences(capture(Transposed(), Call.flatten((torch.randn(3, 6, 4),), {}))) == []
 
 
+def test_convolutions_keep_the_layout_of_their_inputs() -> None:
+    layers = [nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU()]
+    model = nn.Sequential(*layers).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    x = torch.randn(16, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    assert differences(capture(model, Call.flatten((x,), {}))) == []
+
+
 def test_split_and_unbind_are_views() -> None:
     class Parts(nn.Module):
         def __init__(self) -> None:
