@@ -36,7 +36,7 @@ CORE = "compile|compile + checkpoint,eager,eager + checkpoint|memfit"
 COLD = ("compile", "compile + checkpoint", "memfit")
 _QUIET = 1.03  # median over fastest step: above it somebody else was at work, and the steps are timed again
 _TRIES = 3
-_LARGE = 5 * 10**8  # parameters from which on an fp64 twin is left out
+_LARGE = 2 * 10**8  # parameters from which on an fp64 twin is left out
 Rows = Iterator[dict[str, Any]]
 
 
