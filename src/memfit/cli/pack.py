@@ -42,6 +42,8 @@ def command(
     for path in (output, png):
         if path is not None and path.exists() and not force:
             raise BadInput(f"{path} exists: choose another name, or pass --force to overwrite it.")
+        if path is not None and not path.parent.is_dir():  # before half a minute of search, not after it
+            raise BadInput(f"{path}: there is no folder {path.parent}; make it first.")
     buffers = read_buffers(file)
     with Console(stderr=True).status(f"packing {len(buffers)} buffers, at most {time_limit:g} s"):
         # loading the packer and the file takes seconds the first time, and whoever waits counts them

@@ -96,6 +96,15 @@ def test_bad_files_are_refused_in_one_line(
     assert len(error.strip().splitlines()) == 1
 
 
+def test_a_missing_folder_is_refused_before_the_search(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, file, "-o", tmp_path / "nowhere" / "offsets.csv") == 1
+    captured = capsys.readouterr()
+    assert "there is no folder" in captured.err
+    assert captured.out == ""
+
+
 @pytest.mark.parametrize("arguments", [("--capacity", "banana"), ("--capacity", "-1"), ("--time-limit", "-1"), ("--time-limit", "nan")])
 def test_bad_options_are_refused(file: Path, arguments: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(monkeypatch, file, *arguments) == 1

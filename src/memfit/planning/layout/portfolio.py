@@ -3,7 +3,8 @@
     TW    ━━━━━      ━━━━━━      ...      plain orders are paused and resumed, a little longer each round,
     TA        ━━━━━        ━━━━━━         so that one of them finishes a proof in the end;
     ~TW           ━━           ━━  ...    between them, short runs from orders that `tie_orders` learns to draw;
-    outward ━━━━━━━━━━━━━━━━━━━━━         half of the time windows grow outward from the fullest moment (`outward`);
+    glued   ━━━━━━━━━━━━━━━━━━━━━         a third of the time with buffers glued that take over each other's place (`glue`),
+    outward ━━━━━━━━━━━━━━━━━━━━━         a third in windows that grow outward from the fullest moment (`outward`);
     CP-SAT                   ━━━━━━━━━    and, where it is installed, CP-SAT joins in after some seconds
 
 Where in the flow: `solve` asks here whether one time partition fits under a capacity.
@@ -23,6 +24,7 @@ import numpy as np
 
 from memfit.planning.layout import cpsat
 from memfit.planning.layout.exact import Rule, Search, Verdict, start_search, warm_up
+from memfit.planning.layout.glue import search_glued
 from memfit.planning.layout.outward import Progress, grow
 from memfit.planning.layout.problem import Ints, Problem
 from memfit.planning.layout.sections import Sections, make_sections
@@ -82,19 +84,26 @@ class _Race:
         return self.interrupted or self.verdict is not Verdict.OPEN or time.monotonic() > self.deadline
 
     def run(self, random: np.random.Generator) -> None:
-        """One thread: half of the time grow windows, half of it take turns at the tree searches, until somebody has the answer."""
-        windows = grow(self.problem, self.sections, self.capacity, random) if (self.problem.fixed < 0).all() else iter(())
-        growing_s, searching_s = 0.0, 0.0
+        """One thread: glued problems, windows and tree searches by turns, each as long as the others, until somebody has the answer."""
+        ways = [search_glued(self.problem, self.capacity, random)]
+        if (self.problem.fixed < 0).all():
+            ways.append(grow(self.problem, self.sections, self.capacity, random))
+        used_s = {id(way): 0.0 for way in ways}
+        searching_s = 0.0
         while not self.is_over:
             began = time.monotonic()
-            if growing_s > searching_s or not self._grow(windows):
+            way = min(ways, key=lambda way: used_s[id(way)], default=None)
+            if way is None or searching_s < used_s[id(way)]:
                 self._search()
                 searching_s += time.monotonic() - began
+            elif self._follow(way):
+                used_s[id(way)] += time.monotonic() - began
             else:
-                growing_s += time.monotonic() - began
+                ways.remove(way)
 
-    def _grow(self, windows: Iterator[Progress]) -> bool:
-        progress = next(windows, None)
+    def _follow(self, way: Iterator[Progress]) -> bool:
+        """One run of it; False when it has come to its end."""
+        progress = next(way, None)
         if progress is None:
             return False
         if progress.verdict is not Verdict.OPEN:
