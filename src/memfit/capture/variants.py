@@ -17,6 +17,7 @@ import torch
 
 from memfit.capture import implementations as impl
 from memfit.capture.aliases import allocated_bytes, round_up
+from memfit.capture.attention_forms import FUSED_BACKWARDS, offer_attention_slices
 from memfit.capture.captured import Captured, OpCall, Ref, Role
 from memfit.capture.cudnn import cudnn_batch_norm
 from memfit.capture.rewrite import Rewriter
@@ -191,4 +192,5 @@ _OTHER_ROUNDING: dict[Any, Callable[[Rewriter, Op, OpCall], None]] = {
     cudnn_batch_norm: _offer_norm_apply,
     aten.convolution.default: _offer_slices,
     aten.convolution_backward.default: _offer_slices,
+    **dict.fromkeys(FUSED_BACKWARDS, offer_attention_slices),
 }

@@ -21,6 +21,7 @@ _LEAST_PATIENCE_S = 1.0
 _SLACK, _WAVE_S = 0.012, 3.0
 """How much slower a plan may be and still be walked on from: falling to nothing, again and again."""
 _MOST_WALKS = 6
+_LEAST_WALK_S = 0.7
 _SLICE = 0.35
 """Of the time left, the share that one round over all walks takes."""
 
@@ -31,7 +32,7 @@ def improve_until(search: Search, *, seconds: float = 1e9, seed: int = 0, patien
     With `patience` also when a plan is known and nothing worthwhile was found for that share of the time spent.
     """
     clock = _Clock(search, search.problem.seconds + min(seconds, max(search.problem.seconds_left, 0.0)), patience)
-    walks = _walks(search, seed)
+    walks = _walks(search, seed, int(_SLICE * (clock.stop_s - search.problem.seconds) / _LEAST_WALK_S))
     while walks and not clock.over:
         left = clock.stop_s - search.problem.seconds
         for walk in walks:
@@ -66,10 +67,10 @@ class _Clock:
             problem.tell(self.search.best_time_ns if self.search.best is not None else None, self.search.bound_ns, "search")
 
 
-def _walks(search: Search, seed: int) -> list[Neighbourhood]:
-    """One from each of the best plans known, or from the closest miss."""
+def _walks(search: Search, seed: int, most: int) -> list[Neighbourhood]:
+    """One from each of the best plans known, or from the closest miss; no more than there is time for."""
     a, limit = search.problem.model.arrays, search.problem.limit_bytes
-    starts = [(sequence, makers) for _, sequence, makers in search.pool[:_MOST_WALKS]]
+    starts = [(sequence, makers) for _, sequence, makers in search.pool[: min(max(most, 1), _MOST_WALKS)]]
     if search.best is None and search.closest is not None:
         starts = [(search.closest, search.makers)]
     return [

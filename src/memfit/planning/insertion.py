@@ -146,7 +146,7 @@ class Scratch(NamedTuple):
 @kernel
 def scratch_for(a: Arrays, n: int) -> Scratch:
     num, room = len(a.size), 4 * len(a.time) + 8
-    most = 4 * n + 1024
+    most = 2048  # more changes than that are not looked at
     return Scratch(
         np.empty(most, np.int64),
         np.empty(most, np.int64),
@@ -341,7 +341,7 @@ def best_insertion(
     ev = listed(a, seq)
     work = scratch_for(a, len(seq))
     latest, known = np.full(len(a.size), -1, np.int64), np.full(len(a.size), -1, np.int64)
-    stack, forms = np.empty(len(a.time) + 2, np.int64), np.empty(40 * len(seq) + 64, np.int64)
+    stack, forms = np.empty(len(a.time) + 2, np.int64), np.empty(8 * len(seq) + 512, np.int64)
     rows, worth = np.empty((3 * len(victims), 3), np.int64), np.empty(3 * len(victims), np.float64)
     at, filled, total, most_time = 0, 0, 0, a.time.sum()
     for i in range(len(victims)):

@@ -35,7 +35,7 @@ _FINISH_SHARE = 0.3
 _SPARE = 0.2
 """Share of the time that may go into solutions for less than the budget."""
 _WORTHWHILE = 1e-4
-_PATIENCE = 3
+_PATIENCE, _LP_PATIENCE = 3, 5
 """Rounds without a better bound or plan after which further cuts are not worth their time."""
 _IDLE_PRICE = 3e-3
 """Share of all prices below which a cut says next to nothing that the others do not say."""
@@ -75,7 +75,7 @@ def lengthen(search: Search, chain: Chain, *, seconds: float) -> None:
     """Raise the bound by the LPs of longer chains yet; cuts that say nothing are left out again, so that the programs stay small."""
     problem, stop = search.problem, search.problem.seconds + seconds
     stale, reached = 0, 0
-    while stale < _PATIENCE and len(chain.cuts) <= _MOST_CUTS and not search.done and not search.good_enough:
+    while stale < _LP_PATIENCE and len(chain.cuts) <= _MOST_CUTS and not search.done and not search.good_enough:
         left = min(stop - problem.seconds, problem.seconds_left)
         program = CutProgram(problem.model, chain.cuts) if left > 0 else None
         if program is None or len(program.rows) > _MOST_ROWS:

@@ -20,6 +20,9 @@ _SLICED = {"convolution_in_slices": torch.ops.aten.convolution, "convolution_bac
 _CHUNKED = {"chunked_loss": (12, 16), "chunked_loss_backward": (28, 34)}
 """Bytes written and read for each logit, in 32 bits and in 16: product, cast, softmax, scaling, cast back, two more products."""
 
+_ATTENTION_BYTES = 40
+"""Bytes written and read for each score of attention by slices: product, scale, softmax, product, its change in two passes, casts."""
+
 
 def roofline(captured: Captured, name: str) -> Costs:
     """Costs on the named device of the table."""
@@ -29,7 +32,10 @@ def roofline(captured: Captured, name: str) -> Costs:
     return Costs(
         op_time_ns=times,
         workspace_bytes=with_fixed_workspace(captured, [_workspace(captured, captured.calls[i]) for i in range(len(graph.ops))]),
-        variant_time_ns=tuple(tuple(times[op.id] + _extra_ns(v, target) for v in op.variants) for op in graph.ops),
+        variant_time_ns=tuple(
+            tuple(times[op.id] + _extra_ns(captured, v, c, target) for v, c in zip(op.variants, captured.variant_calls[op.id], strict=True))
+            for op in graph.ops
+        ),
         variant_workspace_bytes=tuple(tuple(_workspace(captured, c) for c in calls) for calls in captured.variant_calls),
         levels=(
             Level(
@@ -44,8 +50,11 @@ def roofline(captured: Captured, name: str) -> Costs:
     )
 
 
-def _extra_ns(variant: Variant, target: Device) -> int:
+def _extra_ns(captured: Captured, variant: Variant, call: OpCall, target: Device) -> int:
     """Slices are more launches of smaller kernels; other variants do the same work over fewer or as many bytes."""
+    if _own_name(call) == "attention_backward_in_slices":  # what a fused kernel keeps on the chip goes through memory
+        passes = _ATTENTION_BYTES * _num_scores(captured, call) / target.memory_bytes_per_s
+        return 12 * _num_chunks(call) * target.launch_ns + round(passes * 1e9)
     return 8 * target.launch_ns if "slices" in variant.name else 0
 
 
@@ -64,6 +73,8 @@ def _workspace(captured: Captured, call: OpCall) -> int:
         rows = -(-samples[0].shape[0] // num_chunks)
         whole = 4 * samples[1].numel() if name == "chunked_loss_backward" else 0
         return int(rows * samples[1].shape[1] * 12 + whole)
+    if name == "attention_backward_in_slices":  # four matrices of a slice, and the sums for keys and values
+        return -(-16 * _num_scores(captured, call) // _num_chunks(call)) + 8 * _numel(captured, call.args[2])
     return 0
 
 
@@ -143,6 +154,14 @@ def _num_logits(captured: Captured, call: OpCall) -> int:
     assert rows is not None
     assert width is not None
     return int(rows.numel() // max(rows.shape[-1], 1) * width.shape[1])
+
+
+def _num_scores(captured: Captured, call: OpCall) -> int:
+    """Elements of queries times keys in attention by slices."""
+    query, key = (captured.samples[ref.tensor] for ref in call.args[1:3])
+    assert query is not None
+    assert key is not None
+    return int(query.numel() // max(query.shape[-1], 1) * key.shape[-2])
 
 
 def _flops(captured: Captured, call: OpCall) -> float:
