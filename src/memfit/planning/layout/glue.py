@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -31,9 +30,11 @@ from memfit.planning.layout.problem import Ints, Problem
 from memfit.planning.layout.sections import make_sections
 from memfit.planning.layout.tie_orders import OrderSource
 
-_SHARES = (1.0, 0.9, 0.7)  # of the matches that are glued: one that only happens to agree can spoil all
-_FIRST_S = 0.5  # of search in a glued problem before another is made; grows
-_GROWTH = 1.2
+_SHARES = (1.0, 0.9, 0.7, 0.3)  # of the doubtful matches that are glued: one that only happens to agree can spoil all
+_WHOLE_EXPONENT = 0.25  # of the others the share to this power
+_FIRST_S = 0.1  # of search in a glued problem before another is made; grows
+_GROWTH = 1.1
+_MAX_BUFFERS = 1_000  # where hundreds are born at one moment, matching them takes a second
 _NODES_PER_BOX = 20
 _FILL_FRACTION = 0.5  # of the runs from bottom to top prune by FILL
 _WORTH_FRACTION = 0.97  # with more boxes than this part of the buffers, nothing is gained
@@ -60,52 +61,68 @@ class Glued:
 
 
 def can_glue(problem: Problem) -> bool:
-    """Boxes have no prescribed place, and every address inside one must be aligned."""
+    """Boxes have no prescribed place, every address inside one must be aligned, and there must not be too many."""
     step = int(problem.alignment.max(initial=1))
+    if problem.num_buffers > _MAX_BUFFERS:
+        return False
     return bool((problem.fixed < 0).all() and (problem.alignment == step).all() and (problem.size % step == 0).all())
 
 
 def glue(problem: Problem, random: np.random.Generator, share: float = 1.0) -> Glued:
-    """Match what dies with what is born, moment by moment, the largest first, until nothing matches; `share` of the matches are made."""
-    rows = zip(problem.start.tolist(), problem.stop.tolist(), problem.life.tolist(), problem.size.tolist(), strict=True)
-    boxes = {_Box(a, b, life, size, ((k, 0),)) for k, (a, b, life, size) in enumerate(rows)}
-    dying: dict[int, set[_Box]] = defaultdict(set)
-    born: dict[int, set[_Box]] = defaultdict(set)
-    for box in boxes:
-        dying[box.stop].add(box)
-        born[box.start].add(box)
-    waiting = [int(t) for t in random.permutation(np.unique(problem.start))]
+    """Match what dies with what is born, moment by moment, until nothing matches; `share` of the doubtful matches are made.
+
+    Where all that dies at a moment matches all that is born, nearly every match is right (where nothing else is free it must be);
+    where only a part does, the sizes may just happen to agree. So the doubtful ones wait until the others are done.
+    """
+    books = _Books(problem)
+    doubtful = [int(t) for t in random.permutation(np.unique(problem.start))]
+    waiting = doubtful.copy()
     wanted: dict[tuple[int, int], bool] = {}
+    while waiting or doubtful:
+        is_whole = bool(waiting)
+        moment = (waiting or doubtful).pop()
+        fraction = share**_WHOLE_EXPONENT if is_whole else share
+        for size, before, after in books.matches(moment, is_whole):
+            if wanted.setdefault((moment, size), bool(random.random() < fraction)):
+                box = books.join(before, after)
+                waiting += [moment, box.start, box.stop]
+                doubtful += [] if is_whole else [moment]
+                break
+    return _glued(problem, books.boxes)
 
-    def is_wanted(moment: int, size: int) -> bool:
-        return wanted.setdefault((moment, size), bool(random.random() < share))
 
-    while waiting:
-        moment = waiting.pop()
-        match = _match(dying[moment], born[moment], partial(is_wanted, moment))
-        if match is None:
-            continue
-        before, after = match
+class _Books:
+    """The boxes, and which die and which are born at each moment."""
+
+    def __init__(self, problem: Problem) -> None:
+        rows = zip(problem.start.tolist(), problem.stop.tolist(), problem.life.tolist(), problem.size.tolist(), strict=True)
+        self.boxes: set[_Box] = set()
+        self.dying: dict[int, set[_Box]] = defaultdict(set)
+        self.born: dict[int, set[_Box]] = defaultdict(set)
+        for k, (start, stop, life, size) in enumerate(rows):
+            self._add(_Box(start, stop, life, size, ((k, 0),)))
+
+    def _add(self, box: _Box) -> None:
+        self.boxes.add(box)
+        self.dying[box.stop].add(box)
+        self.born[box.start].add(box)
+
+    def matches(self, moment: int, is_whole: bool) -> Iterator[tuple[int, list[_Box], list[_Box]]]:
+        """Blocks of equal size, one that ends and one that begins, the largest first; `is_whole`: nothing else ends or begins then."""
+        ends, begins = _blocks(self.dying[moment]), _blocks(self.born[moment])
+        for size in sorted(ends.keys() & begins.keys(), reverse=True):
+            num_parts = len(ends[size]) + len(begins[size])
+            if not is_whole or num_parts == len(self.dying[moment]) + len(self.born[moment]):
+                yield size, ends[size], begins[size]
+
+    def join(self, before: list[_Box], after: list[_Box]) -> _Box:
         box = _join(before, after)
         for part in (*before, *after):
-            boxes.remove(part)
-            dying[part.stop].remove(part)
-            born[part.start].remove(part)
-        boxes.add(box)
-        dying[box.stop].add(box)
-        born[box.start].add(box)
-        waiting += [moment, box.start, box.stop]
-    return _glued(problem, boxes)
-
-
-def _match(dying: set[_Box], born: set[_Box], is_wanted: Callable[[int], bool]) -> tuple[list[_Box], list[_Box]] | None:
-    """Two blocks of equal size, one that ends and one that begins, the largest; a block is one box, or all that live from and to the same."""
-    begins = _blocks(born)
-    ends = _blocks(dying)
-    for size in sorted(ends.keys() & begins.keys(), reverse=True):
-        if is_wanted(size):
-            return ends[size], begins[size]
-    return None
+            self.boxes.remove(part)
+            self.dying[part.stop].remove(part)
+            self.born[part.start].remove(part)
+        self._add(box)
+        return box
 
 
 def _blocks(boxes: set[_Box]) -> dict[int, list[_Box]]:
@@ -149,15 +166,17 @@ def search_glued(problem: Problem, capacity: int, random: np.random.Generator) -
     seconds, share = _FIRST_S, _SHARES[0]
     while True:
         glued = glue(problem, random, share)
-        if glued.problem.num_buffers > _WORTH_FRACTION * problem.num_buffers:
+        if share == 1.0 and glued.problem.num_buffers > _WORTH_FRACTION * problem.num_buffers:
             return
-        until = time.monotonic() + seconds
-        for progress in _runs(glued.problem, capacity, random):
+        runs, spent_s, is_open = _runs(glued.problem, capacity, random), 0.0, True
+        while is_open and spent_s < seconds:
+            began = time.monotonic()
+            progress = next(runs)
+            spent_s += time.monotonic() - began
             if progress.verdict is Verdict.PACKED and progress.offsets is not None:
                 yield progress._replace(offsets=glued.offsets(progress.offsets))
             yield progress._replace(verdict=Verdict.OPEN, offsets=None)
-            if progress.verdict is Verdict.IMPOSSIBLE or time.monotonic() > until:
-                break
+            is_open = progress.verdict is Verdict.OPEN
         seconds, share = seconds * _GROWTH, float(random.choice(_SHARES))
 
 
