@@ -33,7 +33,7 @@ def roofline(captured: Captured, name: str) -> Costs:
         op_time_ns=times,
         workspace_bytes=with_fixed_workspace(captured, [_workspace(captured, captured.calls[i]) for i in range(len(graph.ops))]),
         variant_time_ns=tuple(
-            tuple(times[op.id] + _extra_ns(captured, v, c, target) for v, c in zip(op.variants, captured.variant_calls[op.id], strict=True))
+            tuple(times[op.id] + _extra_ns(captured, v, captured.call(op.id, k), target) for k, v in enumerate(op.variants, 1))
             for op in graph.ops
         ),
         variant_workspace_bytes=tuple(tuple(_workspace(captured, c) for c in calls) for calls in captured.variant_calls),
