@@ -228,9 +228,7 @@ same kernels). `theirs`, `memfit` and `bound` are percent of op time over the pl
   than its own backward graph. Budgets that give the same schedule appear once.
 - **√n segments** (Chen et al.), cut evenly by ops and by bytes; **per block**: torch.utils.checkpoint on every composite element of the model's lists.
 
-Plans had 6 s each on two shared cores (load 4 to 8); the recurrent nets (2,270 small ops) 12 s and ViT-L (3,922 ops) 30 s, the default, because an
-earlier round lost there: at 6 s, with the planner of 896c9c7, three rows of lstm and gru and two of ViT-L were lost, and at 12 s, with today's, ViT-L
-per block by 0.08 points. Each raw row names its commit and command.
+Every model in one run, with one time limit for each plan, on two cores shared with other work. Each raw row names its commit and command.
 """
 
 
