@@ -15,6 +15,7 @@ import copy
 import fcntl
 import json
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -50,7 +51,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="JSON lines are appended here")
     parser.add_argument("--plan-seconds", type=float, default=6.0)
     parser.add_argument("--seconds", type=float, default=1e9, help="start nothing new after this long")
-    parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--jobs", type=int, default=3, help="more disturb each other's steps: a job is a process and its compilers")
+    parser.add_argument("--keep", type=Path, help="folder for graphs and measured costs, to plan elsewhere")
     parser.add_argument("--here", action="store_true", help="measure in this process (used by the driver)")
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
@@ -74,7 +76,7 @@ def drive(args: argparse.Namespace) -> None:
             while len(running := [p for p in running if p.poll() is None]) >= args.jobs:
                 time.sleep(0.2)
             if time.perf_counter() < end:
-                running.append(_start(args, *task, lock.name, threads=5))
+                running.append(_start(args, *task, lock.name, threads=4))
         for process in running:
             process.wait()
 
@@ -82,6 +84,7 @@ def drive(args: argparse.Namespace) -> None:
 def _start(args: argparse.Namespace, model: str, parts: str, lock: str, *, threads: int) -> subprocess.Popen[bytes]:
     command = [sys.executable, __file__, "--here", "--models", model, "--parts", parts, "--output", str(args.output)]
     command += ["--fractions", args.fractions, "--scale", str(args.scale), "--plan-seconds", str(args.plan_seconds)]
+    command += ["--keep", str(args.keep)] if args.keep else []
     return subprocess.Popen(command, env={**os.environ, "MEMFIT_GPU_LOCK": lock, "TORCHINDUCTOR_COMPILE_THREADS": str(threads)})
 
 
@@ -247,6 +250,9 @@ def planned(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str
     offers: list[Any] = []
     for row in _offers(peer, task, call, device, offers):
         yield row
+    if args.keep:
+        args.keep.mkdir(parents=True, exist_ok=True)
+        (args.keep / f"{peer.name}.pickle").write_bytes(pickle.dumps([(c.graph, costs) for c, costs in offers]))
     sources = (*model.parameters(), *model.buffers(), *call.tensors)
     full = _compiled_peak(args.output, peer.name)
     sliced: list[Any] = []
