@@ -25,7 +25,7 @@ def command(
     capacity: str | None = typer.Option(
         None, "--capacity", help='Bytes of the arena, e.g. 1048576 or "1MiB"; without it as low as can be.'
     ),
-    time_limit: float = typer.Option(30.0, "--time-limit", help="Seconds to search; 0 takes the best greedy packing."),
+    time_limit: float = typer.Option(30.0, "--time-limit", help="Seconds, loading included; 0 takes the best greedy packing."),
     seed: int = typer.Option(0, "--seed", help="Of the random restarts.", min=0),
     png: Path | None = typer.Option(None, "--png", help="Draw the packing into this PNG file."),
     as_json: bool = JSON_OPTION,

@@ -175,6 +175,9 @@ def decide(problem: Problem, capacity: int, *, deadline: float, num_threads: int
     began = time.monotonic()
     if began >= deadline:
         return Decision(verdict=Verdict.OPEN, offsets=None, nodes=0)
+    ready = warm_up()
+    if ready > began:
+        deadline = max(deadline, ready + _LEAST_SEARCH_S)
     sections = make_sections(problem)
     random = np.random.default_rng(seed)
     source = OrderSource(problem, random)
@@ -185,9 +188,6 @@ def decide(problem: Problem, capacity: int, *, deadline: float, num_threads: int
         try:
             if cpsat.is_available(problem):
                 pool.submit(race.run_cpsat, racer, seed)
-            ready = warm_up()
-            if ready > began:
-                race.deadline = max(deadline, ready + _LEAST_SEARCH_S)
             for done in [pool.submit(race.run, own) for own in random.spawn(threads)]:
                 done.result()
         finally:
