@@ -236,11 +236,12 @@ Height of the packing over the lower bound (the maximum load), and seconds on tw
 the time; with 2 all are ours). `cpu_s` is the processor time of `memfit pack`, which other work does not stretch: two cores give 60 in 30 s.
 `memfit pack` is asked at the capacity where one is known to be feasible, as minimalloc's benchmark does, else for the lowest packing.
 Compiled code is warm; from cold see `offsets_cold_2core-cpu_202611.md`. TFLite's and Inductor's planners are
-our reimplementations from their descriptions, not their code. The `cut` instances are unseen ones of known optimum."""
+our reimplementations from their descriptions, not their code. The `cut` instances are ours, of known optimum;
+for ones nobody looked at see `offsets_unseen_2core-cpu_202611.md`."""
 
 COLD_TEXT = """\
 `memfit pack FILE --capacity 1048576 --time-limit 30 --json` as a process of its own, each time with an empty numba cache as on a fresh clone: import,
-compilation (about 10 s of processor time), search and output. `load` is the load average at the time: other work shared the two cores."""
+compilation (six to seven of the seconds), search and output. `load` is the load average at the time: other work shared the two cores."""
 
 GROWTH_TEXT = """\
 Random programs with short-lived and mirrored long-lived buffers, as low as can be, warm. Up to 3,000 buffers the exact search

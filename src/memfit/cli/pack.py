@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from memfit.core.packing import Packing
 
 _LEAST_S = 0.5  # of search, however long loading took
+_RESERVE_FRACTION, _RESERVE_S = 0.05, 1.0  # for Python's own start and for the output
 
 
 def command(
@@ -46,15 +47,20 @@ def command(
             raise BadInput(f"{path}: there is no folder {path.parent}; make it first.")
     buffers = read_buffers(file)
     with Console(stderr=True).status(f"packing {len(buffers)} buffers, at most {time_limit:g} s"):
-        # loading the packer and the file takes seconds the first time, and whoever waits counts them
-        left_s = max(min(time_limit, _LEAST_S), time_limit - (time.monotonic() - began)) if time_limit > 0 else time_limit
-        packing = pack(buffers, limit, left_s, seed=seed)
+        packing = pack(buffers, limit, _left_s(time_limit, time.monotonic() - began), seed=seed)
     if as_json:
         print_json(_as_data(packing))
     else:
         print_table(_as_rows(packing))
     _require(packing)
     _write(packing, file, output, png, force=force)
+
+
+def _left_s(limit_s: float, spent_s: float) -> float:
+    """For the search: loading the packer and the file takes seconds the first time, and whoever waits counts them."""
+    if not limit_s > 0:
+        return limit_s
+    return max(min(limit_s, _LEAST_S), limit_s - spent_s - min(_RESERVE_S, _RESERVE_FRACTION * limit_s))
 
 
 def _write(packing: Packing, file: Path, output: Path | None, png: Path | None, *, force: bool) -> None:

@@ -10,6 +10,7 @@ from benchmarks.offset_instances import cut_anywhere
 from typer.testing import CliRunner
 
 from memfit.cli import app, main
+from memfit.cli.pack import _left_s
 from memfit.core.packing import check_packing
 from memfit.planning.layout import read_buffers
 
@@ -94,6 +95,13 @@ def test_bad_files_are_refused_in_one_line(
     error = capsys.readouterr().err
     assert pytest.importorskip("re").search(message, error), error
     assert len(error.strip().splitlines()) == 1
+
+
+def test_loading_counts_towards_the_limit() -> None:
+    assert _left_s(30.0, 4.0) == 25.0
+    assert _left_s(2.0, 8.0) == 0.5
+    assert _left_s(0.1, 8.0) == 0.1
+    assert _left_s(0.0, 8.0) == 0.0
 
 
 def test_a_missing_folder_is_refused_before_the_search(
