@@ -244,7 +244,7 @@ def _fill(table: Any, sections: Any, ends: Any, scratch: Any, capacity: int, cou
     load + v - capacity bytes must lie below it, made of buffers that can end by v. Only tight sections can say anything.
     """
     load, crowd, tight = sections[LOAD], sections[CROWD], sections[TIGHT]  # loads are zero: `_sections_fit` leaves them so
-    num = 0
+    num = np.int64(0)  # a plain 0 would have `_sort` compiled twice
     for k in range(count):
         buffer = scratch[ORDER, k]
         concerned = False
@@ -346,14 +346,14 @@ def _open_frame(table: Any, frames: Any, members: Any, pending: Any, registers: 
             continue
         lowest_top = min(lowest_top, table[buffer, OFFSET] + table[buffer, SIZE])
         at = base + count  # insertion sort: the parent's list is nearly sorted
-        while at > base and _before(table, buffer, members[at - 1]):
+        while at > base and _before(table, buffer, np.int64(members[at - 1])):
             members[at] = members[at - 1]
             at -= 1
         members[at] = buffer
         count += 1
     passed = 0
     if rules & CANONICAL and parent >= 0:
-        while passed < count and _before(table, members[base + passed], frames[parent, CHILD]):
+        while passed < count and _before(table, np.int64(members[base + passed]), frames[parent, CHILD]):
             passed += 1
     frame = above + 1
     frames[frame, BASE], frames[frame, COUNT], frames[frame, NEXT], frames[frame, PARENT] = base, count, passed, parent
