@@ -151,7 +151,7 @@ def rows(peer: Peer, part: str, device: str, args: argparse.Namespace) -> Rows:
         yield from planned(peer, model, inputs, targets, device, args)
         return
     if part == "adamw":
-        yield from with_optimizer(peer, model, inputs, targets, device)
+        yield from with_optimizer(peer, model, inputs, targets, device, args.plan_seconds)
         return
     if part.endswith("checkpoint"):
         checkpoint_blocks(model, peer.blocks)
@@ -346,7 +346,7 @@ def _compiled_peak(path: Path, model: str) -> int:
     return int(found[-1]) if found else 2**50
 
 
-def with_optimizer(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str) -> Rows:
+def with_optimizer(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str, plan_seconds: float) -> Rows:
     """A whole step with AdamW: torch.compile, then memfit.fit at half of its peak."""
     import memfit
 
@@ -366,9 +366,8 @@ def with_optimizer(peer: Peer, model: nn.Module, inputs: Any, targets: Any, devi
     budget = peer_row["peak_bytes"] // 2
     begin = time.perf_counter()
     with torch.autocast(device, torch.bfloat16, enabled=peer.autocast):
-        fitted = memfit.fit(
-            model, inputs, loss_fn=peer.loss, example_targets=targets, budget=budget, optimizer=optimizer, engine="inductor", check=False
-        )
+        options: dict[str, Any] = {"engine": "inductor", "check": False, "time_limit_s": plan_seconds}
+        fitted = memfit.fit(model, inputs, loss_fn=peer.loss, example_targets=targets, budget=budget, optimizer=optimizer, **options)
     ready_s = time.perf_counter() - begin
     planned_step = _step(peer, device, lambda: fitted(*inputs, *targets))
 

@@ -59,16 +59,17 @@ def _kept(graph: Graph, costs: Costs, op: Op, fixed: set[int]) -> list[int]:
     needs = [frozenset(graph.storage_of(t) for t in form.inputs) - fixed for form in op.forms]
     kept: list[int] = []
     for v in sorted(range(len(op.forms)), key=lambda v: (costs.time_ns(op.id, v), v)):
-        beaten = any(needs[k] <= needs[v] and costs.workspace(op.id, k) <= costs.workspace(op.id, v) and _alike(op, k, v) for k in kept)
+        room = costs.workspace(op.id, v) - sum(graph.size_of(old) for _, old in op.form(v).inplace_of)
+        beaten = any(needs[k] <= needs[v] and costs.workspace(op.id, k) <= room and _alike(op, k, v) for k in kept)
         if not beaten:
             kept.append(v)
     return sorted(kept) if 0 in kept else kept
 
 
 def _alike(op: Op, one: int, other: int) -> bool:
-    """Whether two forms make the same tensors in the same way of holding them."""
+    """Whether two forms make the same tensors, the first of them beside its inputs."""
     a, b = op.form(one), op.form(other)
-    return set(a.outputs) == set(b.outputs) and not a.inplace_of and not b.inplace_of
+    return set(a.outputs) == set(b.outputs) and not a.inplace_of
 
 
 def _with_forms(op: Op, forms: list[int]) -> Op:

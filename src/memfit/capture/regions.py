@@ -9,7 +9,8 @@ planner is offered other ways to the same values, each with its own compiled cod
 - *again*: one output of a forward region from its other outputs (a normalisation from its input and saved statistics),
 - *deeper*: a backward region that makes a forward activation again inside its kernels instead of reading it,
 - *apart*: the outputs of a region with the largest working sets one by one, which reads more and holds less,
-- *in place*: outputs of a region with a large working set over inputs of the same layout that nobody reads any more.
+- *in place*: outputs of a forward region with a large working set over inputs of the same layout that nobody reads any more
+  (backward regions took a buffer as large as what they overwrote, measured on the H200).
 """
 
 from __future__ import annotations
@@ -73,15 +74,14 @@ class _Regions:
             items.append(item)
             if not choices:
                 continue
-            least = part
             if group.is_backward:
-                least = self._add_deeper(item, group, part)
+                self._add_deeper(item, group, part)
             else:
                 items.extend(self._again(group, part))
             if self._working_set(part) >= _HEAVY * largest:
                 items.extend(self._apart(group, part))
-            if self._working_set(part) >= _LARGE * largest:
-                self._add_in_place(item, least)
+            if self._working_set(part) >= _LARGE * largest and not group.is_backward:
+                self._add_in_place(item, part)
         return _assemble(self.captured, _sorted(items))
 
     def _working_set(self, part: Slice) -> int:
@@ -156,17 +156,16 @@ class _Regions:
         assert sample is not None
         return sample.dtype, tuple(sample.shape), sample.stride(), self.fusion.size(value)
 
-    def _add_deeper(self, item: _Item, group: Group, whole: Slice) -> Slice:
-        """Forward activations made again inside, where that reads no more bytes than it saves. Returns the form that reads least."""
+    def _add_deeper(self, item: _Item, group: Group, whole: Slice) -> None:
+        """Forward activations made again inside, where that reads no more bytes than it saves."""
         candidates = [v for v in whole.inputs if self._can_open(v)]
         opened = frozenset(v for v in candidates if self._saves(whole, self._opened(group, frozenset([v])), v))
         if not opened:
-            return whole
+            return
         part = self._opened(group, opened)
         call = self._call(part)
         name = f"deeper {call.target.digest}"  # type: ignore[union-attr]
         item.forms.append((Variant(name=name, inputs=part.inputs, outputs=part.outputs), call))
-        return part
 
     def _can_open(self, value: int) -> bool:
         op = self.fusion.maker.get(value)
