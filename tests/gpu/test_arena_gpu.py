@@ -108,6 +108,7 @@ def run(script: str, *, arena: bool, **values: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["gpt", "resnet"])
 def test_reserved_is_the_arena_and_the_losses_are_the_same(name: str) -> None:
     planned, plain = run(TRAIN, arena=True, name=name), run(TRAIN, arena=False, name=name)
+    print(name, {k: v for k, v in planned.items() if k != "losses"}, "without an arena:", plain["reserved"])
     assert planned["losses"] == pytest.approx(plain["losses"], rel=1e-4)
     assert planned["verdict"][1:] == [0, 0, 0, 0], planned
     assert planned["arena"] is not None
