@@ -26,12 +26,12 @@ _SLICE = 0.35
 """Of the time left, the share that one round over all walks takes."""
 
 
-def improve_until(search: Search, *, seconds: float = 1e9, seed: int = 0, patience: float | None = None) -> None:
-    """Search until the gap is small enough, the time is up or the user has had enough.
+def improve_until(search: Search, *, seconds: float = 1e9, seed: int = 0, patience: float | None = None, finish: bool = False) -> None:
+    """Search until the gap is small enough (`finish`: until there is next to none), the time is up or the user has had enough.
 
     With `patience` also when a plan is known and nothing worthwhile was found for that share of the time spent.
     """
-    clock = _Clock(search, search.problem.seconds + min(seconds, max(search.problem.seconds_left, 0.0)), patience)
+    clock = _Clock(search, search.problem.seconds + min(seconds, max(search.problem.seconds_left, 0.0)), patience, finish)
     walks = _walks(search, seed, int(_SLICE * (clock.stop_s - search.problem.seconds) / _LEAST_WALK_S))
     while walks and not clock.over:
         left = clock.stop_s - search.problem.seconds
@@ -46,6 +46,7 @@ class _Clock:
     search: Search
     stop_s: float
     patience: float | None
+    finish: bool
     reached_ns: int | None = None
     gained_s: float = 0.0
     told_s: float = 0.0
@@ -58,7 +59,8 @@ class _Clock:
         tired = self.patience is not None and self.reached_ns is not None
         if tired and now - self.gained_s > max(_LEAST_PATIENCE_S, (self.patience or 0.0) * now):
             return True
-        return search.done or search.good_enough or now >= self.stop_s
+        enough = search.nearly_closed if self.finish else search.good_enough
+        return search.done or enough or now >= self.stop_s
 
     def tell(self) -> None:
         problem = self.search.problem

@@ -39,6 +39,8 @@ _HELPS = 0.1
 """Share of what lies between peak and floor that another order must take away to be started from."""
 _LOOKED_AT = 8
 """Cuts whose LP is solved before one is chosen to be refined."""
+_CLOSE_POINTS = 0.05
+"""A gap so small that the first cut will do."""
 LARGE = 3000
 """Forms from which on seeds are found by guessing the share rather than by repair."""
 
@@ -145,7 +147,9 @@ def explore_refined(search: Search, *, seconds: float) -> Chain | None:
         return None
     bounds: list[tuple[int, int, int]] = []
     for number, cut in enumerate(cuts_near_peak(problem.model, np.array(problem.model.agenda, np.int64))):
-        if number >= (1 if search.good_enough else _LOOKED_AT) or (number and problem.seconds > stop - 0.85 * seconds):
+        if number >= (1 if search.best is not None and search.gap_points <= _CLOSE_POINTS else _LOOKED_AT) or (
+            number and problem.seconds > stop - 0.85 * seconds
+        ):
             break
         solution = CutProgram(problem.model, (cut,)).solve(problem.limit_bytes, time_limit_s=max(problem.seconds_left, 0.1))
         if solution is not None:

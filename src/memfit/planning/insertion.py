@@ -207,6 +207,65 @@ def unread(a: Arrays, ev: Events, e: int, u: int, work: Scratch, stamp: int) -> 
 
 
 @kernel
+def note_forms(a: Arrays, forms: Ints, start: int, count: int, work: Scratch, stamp: int) -> int:
+    """Note what the inserted forms make, from where to where among them, and up to where they read what was there; returns their time."""
+    time = 0
+    for i in range(count):
+        f = forms[start + i]
+        time += a.time[f]
+        for k in range(a.in_ptr[f], a.in_ptr[f + 1]):
+            s = a.in_idx[k]
+            if work.made[s] == stamp:
+                work.end[s] = i
+            elif not a.pinned[s]:
+                work.kept[s], work.until[s] = stamp, i
+        for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
+            s = a.out_idx[k]
+            work.made[s], work.begin[s], work.end[s] = stamp, i, i
+    return time
+
+
+@kernel
+def change_at(level: Ints, count: int, place: int, amount: int) -> None:
+    """From the inserted form at `place` on, `amount` more is held."""
+    if place < count:
+        level[place] += amount
+
+
+@kernel
+def moved(
+    a: Arrays, ev: Events, usage: Ints, limit: int, u: int, forms: Ints, start: int, count: int, latest: Ints, work: Scratch, stamp: int
+) -> int:
+    """Change lives outside the inserted forms, and note in `level` what is held within them; returns the change of what is over."""
+    over, level = 0, work.level
+    for i in range(count):
+        f = forms[start + i]
+        change_at(level, count, i, a.workspace[f])
+        change_at(level, count, i + 1, -a.workspace[f])
+        for k in range(a.in_ptr[f], a.in_ptr[f + 1]):
+            s = a.in_idx[k]
+            if work.kept[s] == stamp and work.until[s] == i and not read_later(ev, s, latest[s]):
+                over += shifted(usage, ev.place[latest[s]] + 1 if latest[s] >= 0 else 0, u, a.size[s], limit, work)
+                change_at(level, count, 0, a.size[s])
+                change_at(level, count, i + 1, -a.size[s])
+        for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
+            s = a.out_idx[k]
+            if work.begin[s] != i:
+                continue
+            change_at(level, count, i, a.size[s])
+            last = i if a.pinned[s] else work.end[s]
+            if not a.pinned[s] and latest[s] >= 0 and read_later(ev, s, latest[s]):  # from here on this one is read
+                last = count
+                if work.kept[s] != stamp:
+                    over += shifted(usage, ev.place[latest[s]] + 1, u, -a.size[s], limit, work)
+                    change_at(level, count, 0, -a.size[s])
+                else:
+                    change_at(level, count, work.until[s] + 1, -a.size[s])
+            change_at(level, count, last + 1, -a.size[s])
+    return over
+
+
+@kernel
 def effect(
     a: Arrays,
     ev: Events,
@@ -222,53 +281,13 @@ def effect(
     stamp: int,
 ) -> tuple[int, int]:
     """(change of the bytes over the limit, change of time) by inserting `forms[start:start + count]` before u; `crossing` is held into u."""
-    time, over = 0, 0
-    level = work.level
-    for i in range(count):
-        level[i] = 0
-    level[0] = crossing
-    for i in range(count):
-        f = forms[start + i]
-        time += a.time[f]
-        for k in range(a.in_ptr[f], a.in_ptr[f + 1]):
-            s = a.in_idx[k]
-            if work.made[s] == stamp:
-                work.end[s] = i
-            elif not a.pinned[s]:
-                work.kept[s], work.until[s] = stamp, i
-        for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
-            s = a.out_idx[k]
-            work.made[s], work.begin[s], work.end[s] = stamp, i, i
-    for i in range(count):
-        f = forms[start + i]
-        level[i] += a.workspace[f]
-        if i + 1 < count:
-            level[i + 1] -= a.workspace[f]
-        for k in range(a.in_ptr[f], a.in_ptr[f + 1]):
-            s = a.in_idx[k]
-            if work.kept[s] == stamp and work.until[s] == i and not read_later(ev, s, latest[s]):
-                over += shifted(usage, ev.place[latest[s]] + 1 if latest[s] >= 0 else 0, u, a.size[s], limit, work)
-                level[0] += a.size[s]
-                if i + 1 < count:
-                    level[i + 1] -= a.size[s]
-        for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
-            s = a.out_idx[k]
-            if work.begin[s] != i:
-                continue
-            level[i] += a.size[s]
-            last = i if a.pinned[s] else work.end[s]
-            if not a.pinned[s] and latest[s] >= 0 and read_later(ev, s, latest[s]):  # from here on this one is read
-                last = count
-                if work.kept[s] != stamp:
-                    over += shifted(usage, ev.place[latest[s]] + 1, u, -a.size[s], limit, work)
-                    level[0] -= a.size[s]
-                elif work.until[s] + 1 < count:
-                    level[work.until[s] + 1] -= a.size[s]
-            if last + 1 < count:
-                level[last + 1] -= a.size[s]
+    time = note_forms(a, forms, start, count, work, stamp)
+    work.level[:count] = 0
+    work.level[0] = crossing
+    over = moved(a, ev, usage, limit, u, forms, start, count, latest, work, stamp)
     held = 0
     for i in range(count):
-        held += level[i]
+        held += work.level[i]
         over += max(held - limit, 0)
     for i in range(count):
         f = forms[start + i]
@@ -330,13 +349,14 @@ def best_insertion(
     victims: Ints,
     next_use: Ints,
     maker: Ints,
+    height: int,
     top: int,
     jitter: Floats,
 ) -> tuple[int, Ints, int]:
     """Of the `top` most promising insertions that drop a victim until its next use, the one that takes most bytes away per time.
 
-    `usage` is what is held, `plain` without in-place forms; victims come in the order of their next use. Bytes are those over the
-    limit. Returns (u, forms, change of the bytes over the limit); no forms when nothing helps.
+    Promising is much of `height` bytes for little time. `usage` is what is held, `plain` without in-place forms; victims come in the
+    order of their next use. Returns (u, forms, change of the bytes over the limit); no forms when nothing helps.
     """
     ev = listed(a, seq)
     work = scratch_for(a, len(seq))
@@ -356,7 +376,7 @@ def best_insertion(
                 continue
             first, second = second, count
             rows[filled, 0], rows[filled, 1], rows[filled, 2] = at, total, count
-            worth[filled] = -jitter[filled] * a.size[victims[i]] / (time + 1.0)
+            worth[filled] = -jitter[filled] * min(a.size[victims[i]], height) / (time + 1.0)
             filled += 1
             total += count
     chosen = np.sort(np.argsort(worth[:filled])[:top])

@@ -31,6 +31,8 @@ from memfit.planning.sqrt_segments import SqrtSegments
 
 _PLAIN_SHARE = 0.5
 """Share of the time for the step without its operator variants, where it has any."""
+_FINISH_SHARE = 0.05
+"""Share of the time in which a plan whose gap is small enough may still become better."""
 _IRREGULAR = 0.8
 """Share of movable ops from which on another order is the first thing to try."""
 
@@ -71,7 +73,9 @@ class Portfolio:
             if self.reorder and search.best is None and not search.done:
                 explore_orders(search, seconds=0.1 * limit_s)
             chain = explore_refined(search, seconds=0.15 * limit_s)
-            if not search.done and not search.good_enough:
+            if search.good_enough:
+                improve_until(search, seconds=_FINISH_SHARE * limit_s, seed=self.seed, finish=True)
+            elif not search.done:
                 explore_segments(search)
                 improve_until(search, seconds=0.2 * limit_s, seed=self.seed, patience=self.patience)
             if chain is None:  # too large for chains of cuts

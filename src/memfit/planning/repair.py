@@ -14,64 +14,12 @@ from time import perf_counter
 
 import numpy as np
 
-from memfit.planning.insertion import EXTEND, RECOMPUTE, best_insertion
+from memfit.planning.insertion import EXTEND, RECOMPUTE
 from memfit.planning.kernel import kernel
+from memfit.planning.mend import NEVER, excess, idle_values, inserted, mended
 from memfit.planning.model import Arrays, Floats, Ints
-from memfit.planning.overwrite import NONE, overwrite
+from memfit.planning.overwrite import NONE
 from memfit.planning.replay import INVALID, drop_dead, measure
-
-_NEVER = 2**62
-
-
-@kernel
-def excess(usage: Ints, n: int, limit: int) -> int:
-    """Bytes over the limit, summed over positions."""
-    total = 0
-    for p in range(n):
-        if usage[p] > limit:
-            total += usage[p] - limit
-    return total
-
-
-@kernel
-def idle_values(a: Arrays, seq: Ints, q: int, maker: Ints, victims: Ints, next_use: Ints) -> int:
-    """Fill in the storages alive but idle at position q, with where each is read next; returns how many."""
-    num = len(a.size)
-    made = np.full(num, -1, np.int64)
-    upcoming = np.full(num, -1, np.int64)
-    busy = np.zeros(num, np.bool_)
-    n = len(seq)
-    for p in range(min(q + 1, n)):
-        f = seq[p]
-        for k in range(a.take_ptr[f], a.take_ptr[f + 1]):
-            made[a.take_old[k]] = -1
-            made[a.take_new[k]] = p
-        for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
-            made[a.out_idx[k]] = p
-    f = seq[q]
-    for k in range(a.in_ptr[f], a.in_ptr[f + 1]):
-        busy[a.in_idx[k]] = True
-    for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
-        busy[a.out_idx[k]] = True
-    done = np.zeros(num, np.bool_)
-    for p in range(q + 1, n):
-        f = seq[p]
-        for k in range(a.in_ptr[f], a.in_ptr[f + 1]):
-            s = a.in_idx[k]
-            if not done[s]:
-                done[s] = True
-                upcoming[s] = p
-        for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
-            done[a.out_idx[k]] = True
-    count = 0
-    for s in range(num):
-        if made[s] < 0 or upcoming[s] < 0 or busy[s] or a.size[s] == 0 or a.pinned[s] or a.source[s]:
-            continue
-        if maker[s] >= 0 and a.replayable[maker[s]]:
-            victims[count] = s
-            next_use[count] = upcoming[s]
-            count += 1
-    return count
 
 
 @kernel
@@ -222,18 +170,6 @@ def closures_for(
 
 
 @kernel
-def inserted(seq: Ints, u: int, forms: Ints, start: int, count: int) -> Ints:
-    longer = np.empty(len(seq) + count, np.int64)
-    for p in range(u):
-        longer[p] = seq[p]
-    for k in range(count):
-        longer[u + k] = forms[start + k]
-    for p in range(u, len(seq)):
-        longer[p + count] = seq[p]
-    return longer
-
-
-@kernel
 def judge_insertions(a: Arrays, seq: Ints, limit: int, rows: Ints, order: Ints, forms: Ints, over: Ints, time: Ints) -> None:
     """For each insertion in `order` what is over the limit afterwards, and the time; impossible ones are infinitely over."""
     usage = np.empty(len(seq) + 4 * len(a.time) + 8, np.int64)
@@ -241,7 +177,7 @@ def judge_insertions(a: Arrays, seq: Ints, limit: int, rows: Ints, order: Ints, 
         row = order[i]
         trial = drop_dead(a, inserted(seq, rows[row, 1], forms, rows[row, 2], rows[row, 3]))
         peak, time[i] = measure(a, trial, usage)
-        over[i] = _NEVER if peak == INVALID else excess(usage, len(trial), limit)
+        over[i] = NEVER if peak == INVALID else excess(usage, len(trial), limit)
 
 
 @dataclass(slots=True)
@@ -263,10 +199,22 @@ class Repairer:
 
     def run(self, seq: Ints, max_steps: int, deadline_s: float = float("inf")) -> Ints:
         """Insert recomputations until the sequence fits, nothing helps, or time is up; returns the best sequence reached."""
-        before, least = seq, _NEVER
+        if not len(seq) or (self.arrays.take_ptr[seq + 1] > self.arrays.take_ptr[seq]).any():
+            return self._run_judging(seq, max_steps, deadline_s)
+        piece, more = max(2_000_000 // (len(seq) + 1) ** 2, 1) if deadline_s < float("inf") else max_steps, True
+        while more and max_steps > 0:
+            seed, steps = int(self.random.integers(2**31)), min(piece, max_steps)
+            seq, more = mended(self.arrays, seq, self.limit, self.maker, self.top, self.wide, self.noise, self.inplace, steps, seed)
+            max_steps -= steps
+            if perf_counter() > deadline_s:
+                break
+        return np.asarray(seq)
+
+    def _run_judging(self, seq: Ints, max_steps: int, deadline_s: float) -> Ints:
+        before, least = seq, NEVER
         for _ in range(max_steps + 1):
             usage, time = self._usage(seq)
-            over = _NEVER if usage is None else int(np.maximum(usage - self.limit, 0).sum())
+            over = NEVER if usage is None else int(np.maximum(usage - self.limit, 0).sum())
             if over >= least:
                 return before
             before, least = seq, over
@@ -280,17 +228,16 @@ class Repairer:
 
     def _usage(self, seq: Ints) -> tuple[Ints | None, int]:
         usage = np.empty(len(seq), np.int64)
-        peak, time = measure(self.arrays, overwrite(self.arrays, seq, self.inplace) if len(self.inplace) and len(seq) else seq, usage)
+        peak, time = measure(self.arrays, seq, usage)
         return (None if peak == INVALID else usage), int(time)
 
     def _step(self, seq: Ints, usage: Ints, over: int, time: int) -> Ints | None:
         heights = usage.copy()
-        overwrites = bool((self.arrays.take_ptr[seq + 1] > self.arrays.take_ptr[seq]).any())
         for _ in range(6):  # the highest position first; where nothing helps, the next one
             q = int(np.argmax(heights))
             if heights[q] <= self.limit:
                 return None
-            better = self._judged_insertion(seq, usage, q, over, time) if overwrites else self._insertion(seq, usage, q)
+            better = self._judged_insertion(seq, usage, q, over, time)
             if better is not None:
                 return better
             heights[max(q - 2, 0) : q + 3] = 0
@@ -305,18 +252,6 @@ class Repairer:
         chosen = np.argsort(-self._jitter(count) * a.size[victims] / (a.time[self.maker[victims]] + 1.0))[: self.wide]
         chosen = chosen[np.argsort(next_use[chosen], kind="stable")]
         return victims[chosen], next_use[chosen]
-
-    def _insertion(self, seq: Ints, usage: Ints, q: int) -> Ints | None:
-        victims, next_use = self._idle(seq, q)
-        if not len(victims):
-            return None
-        plain = usage
-        if len(self.inplace):
-            plain = np.empty(len(seq), np.int64)
-            measure(self.arrays, seq, plain)
-        jitter = self._jitter(3 * len(victims))
-        u, forms, _ = best_insertion(self.arrays, seq, usage, plain, self.limit, victims, next_use, self.maker, self.top, jitter)
-        return drop_dead(self.arrays, inserted(seq, u, forms, 0, len(forms))) if len(forms) else None
 
     def _judged_insertion(self, seq: Ints, usage: Ints, q: int, over: int, time: int) -> Ints | None:
         a = self.arrays
