@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from time import perf_counter
 
 import numpy as np
 
@@ -10,8 +11,10 @@ from memfit.core.outcome import Outcome, Status
 from memfit.planning.anytime import improve_until
 from memfit.planning.base import Planner, Problem
 from memfit.planning.chain_dp import ChainDp
+from memfit.planning.cut_lp import CutProgram
 from memfit.planning.cut_planner import (
     LARGE,
+    cuts_near_peak,
     explore_calm,
     explore_chains,
     explore_cuts,
@@ -29,8 +32,10 @@ from memfit.planning.reorder import movable_fraction, precedence
 from memfit.planning.search import Search
 from memfit.planning.sqrt_segments import SqrtSegments
 
-_PLAIN_SHARE = 0.5
-"""Share of the time for the step without its operator variants, where it has any."""
+_PLAIN_SHARE, _PLAIN_SHARE_WITHOUT_HOPE = 0.5, 0.85
+"""Share of the time for the step without its operator variants, where it has any: more where their bound says that they cannot save much."""
+_HOPE = 0.005
+"""How much lower, in parts of the step's time, the bound with variants must be for them to be hoped for."""
 _FINISH_SHARE = 0.05
 """Share of the time in which a plan whose gap is small enough may still become better."""
 _IRREGULAR = 0.8
@@ -64,25 +69,28 @@ class Portfolio:
             if self.reorder and (problem.model.num_forms >= LARGE or movable_fraction(precedence(problem.model)) > _IRREGULAR):
                 explore_calm(search)
             explore_cuts(search, max_cuts=1, seconds=max(2.0, (0.1 if problem.model.num_forms < LARGE else 0.5) * limit_s))
-            explore_chains(search, seconds=max(1.0, 0.1 * limit_s))
-            if not search.done and not search.good_enough and any(op.variants for op in problem.graph.ops):
+            plain = any(op.variants for op in problem.graph.ops) and not search.done and not search.nearly_closed
+            if plain:
                 self._explore_plain(search)
             if self.reorder and (search.bound_ns <= search.floor.time_ns or search.best is None):
                 explore_calm(search)  # no cut says that anything must be made twice: it may be a matter of order
-            explore_simple(search)
+            if not plain or search.best is None:  # what these give came with the plain plan
+                explore_chains(search, seconds=max(1.0, 0.1 * limit_s))
+                explore_simple(search)
             if self.reorder and search.best is None and not search.done:
                 explore_orders(search, seconds=0.1 * limit_s)
             chain = explore_refined(search, seconds=0.15 * limit_s)
             if search.good_enough:
                 improve_until(search, seconds=_FINISH_SHARE * limit_s, seed=self.seed, finish=True)
             elif not search.done:
-                explore_segments(search)
+                if not plain:
+                    explore_segments(search)
                 improve_until(search, seconds=0.2 * limit_s, seed=self.seed, patience=self.patience)
             if chain is None:  # too large for chains of cuts
                 explore_cuts(search, max_cuts=12, first=1, seconds=max(1.0, 0.6 * limit_s))
             else:
-                lengthen(search, chain, seconds=0.35 * limit_s)
-            if self.reorder and not search.done and not search.good_enough:
+                lengthen(search, chain, seconds=(0.15 if plain else 0.35) * limit_s)
+            if self.reorder and not plain and not search.done and not search.good_enough:
                 explore_orders(search, seconds=0.05 * limit_s)
             improve_until(search, seed=self.seed + 100, patience=self.patience)
         except KeyboardInterrupt:
@@ -96,12 +104,21 @@ class Portfolio:
         graph = replace(problem.graph, ops=tuple(replace(op, variants=()) for op in problem.graph.ops), digest="")
         none: tuple[tuple[int, ...], ...] = ((),) * len(graph.ops)
         costs = replace(problem.costs, variant_time_ns=none, variant_workspace_bytes=none, graph_digest=graph.digest)
-        seconds = _PLAIN_SHARE * max(problem.seconds_left, 0.0)
-        found = replace(self, patience=_PLAIN_SHARE).plan(Problem(graph=graph, costs=costs, budget=problem.budget, time_limit_s=seconds))
+        plain = Problem(graph=graph, costs=costs, budget=problem.budget)
+        hopeful = search.bound_ns < _first_bound_ns(plain) - _HOPE * problem.model.base_time_ns
+        seconds = (_PLAIN_SHARE if hopeful else _PLAIN_SHARE_WITHOUT_HOPE) * max(problem.seconds_left, 0.0)
+        found = replace(self, patience=None).plan(replace(plain, time_limit_s=seconds, started_s=perf_counter()))
         if found.plan is not None:
             number = {form: f for f, form in enumerate(problem.model.forms)}
             forms = [number[c.op, c.variant] for c in found.plan.schedule.computes if (c.op, c.variant) in number]
             search.mend(np.array(forms, np.int64), search.makers, "without variants")
+
+
+def _first_bound_ns(problem: Problem) -> int:
+    """What the LP of the first cut says; 0 where there is none."""
+    cut = next(cuts_near_peak(problem.model, np.array(problem.model.agenda, np.int64)), None)
+    solution = None if cut is None else CutProgram(problem.model, (cut,)).solve(problem.limit_bytes, time_limit_s=5.0)
+    return 0 if solution is None else solution.bound_ns
 
 
 def _by_simpler_means(problem: Problem, outcome: Outcome) -> Outcome:
