@@ -13,6 +13,7 @@ from importlib import import_module
 import typer
 
 import memfit
+from memfit.cli.console import only_data_on_stdout
 from memfit.core.errors import InfeasibleBudget, MemfitError, NoPlanFound
 
 _SHARED = {"console", "step", "torch_demo", "training"}  # helpers of the commands, not commands
@@ -49,7 +50,8 @@ for _module in pkgutil.iter_modules(__path__):
 def main() -> None:
     """Run the command line, turning our errors into one line and an exit code."""
     try:
-        app()
+        with only_data_on_stdout():
+            app()
     except MemfitError as error:
         typer.echo(f"{type(error).__name__}: {error}", err=True)
         sys.exit(3 if isinstance(error, InfeasibleBudget) else 4 if isinstance(error, NoPlanFound) else 1)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,25 @@ from memfit.core.errors import one_line
 JSON_OPTION = typer.Option(False, "--json", help="Print machine-readable JSON on stdout instead of a table.")
 OUTPUT_OPTION = typer.Option(None, "-o", "--output", help="Write the result to this file.")
 FORCE_OPTION = typer.Option(False, "--force", help="Overwrite the output file if it exists.")
+
+
+@contextlib.contextmanager
+def only_data_on_stdout() -> Iterator[None]:
+    """Libraries written in C (HiGHS now and then) print to file 1 whatever Python's stdout is: here that is stderr."""
+    if sys.stdout is not sys.__stdout__ or sys.stdout is None or sys.stdout.fileno() != 1:
+        yield  # somebody else has taken care of it
+        return
+    plain = sys.stdout
+    plain.flush()
+    ours = os.fdopen(os.dup(1), "w", encoding=plain.encoding, errors=plain.errors, buffering=1 if plain.isatty() else -1)
+    os.dup2(2, 1)
+    sys.stdout = ours
+    try:
+        yield
+    finally:
+        sys.stdout = plain
+        os.dup2(ours.fileno(), 1)
+        ours.close()
 
 
 def print_json(data: Mapping[str, Any]) -> None:
