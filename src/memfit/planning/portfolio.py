@@ -79,7 +79,7 @@ class Portfolio:
                 explore_simple(search)
             if self.reorder and search.best is None and not search.done:
                 explore_orders(search, seconds=0.1 * limit_s)
-            chain = explore_refined(search, seconds=0.15 * limit_s)
+            chain = explore_refined(search, seconds=0.2 * limit_s)
             if search.good_enough:
                 improve_until(search, seconds=_FINISH_SHARE * limit_s, seed=self.seed, finish=True)
             elif not search.done:

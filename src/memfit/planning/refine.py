@@ -54,7 +54,7 @@ def refine(search: Search, first: int, *, seconds: float) -> Chain:
         program = CutProgram(problem.model, chain.cuts) if left > 0 else None
         if program is None or len(program.rows) > _MOST_ROWS:
             break
-        round_s = left if near else max(0.25 * left, 0.4)
+        round_s = left if near else max(0.5 * left, 0.4)
         solution = program.solve_whole(problem.limit_bytes, time_limit_s=round_s)
         if solution is None:
             break
