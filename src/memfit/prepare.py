@@ -144,29 +144,33 @@ def best_plan(
     end_s = time.perf_counter() + settings.time_limit_s
     tried: list[tuple[Captured, Costs, Outcome]] = []
 
-    def look(captured: Captured, costs: Costs, seconds: float) -> bool:
+    def look(captured: Captured, costs: Costs, seconds: float) -> Plan | None:
         outcome = plan_captured(captured, costs, budget, planner=settings.planner, time_limit_s=seconds, progress=progress)
         tried.append((captured, costs, outcome))
-        return outcome.plan is not None
+        return outcome.plan
+
+    def fastest() -> tuple[Captured, Costs, Outcome] | None:
+        return min((entry for entry in tried if entry[2].plan is not None), key=_plan_time, default=None)
+
+    def undecided() -> list[tuple[Captured, Costs, Outcome]]:
+        return [entry for entry in tried if entry[2].status is not Status.INFEASIBLE]
 
     for captured, costs in offers:
         found = look(captured, costs, _FIRST_LOOK * settings.time_limit_s)
-        enough = len(tried) >= _COMPARED and not settings.compare_all and any(o.plan is not None for _, _, o in tried)
-        if enough or (found and not has_repeats(tried[-1][2].require_plan())):
+        enough = len(tried) >= _COMPARED and not settings.compare_all and fastest() is not None
+        if enough or (found is not None and not has_repeats(found)):
             break
-    with_plan = [entry for entry in tried if entry[2].plan is not None]
-    undecided = [entry for entry in tried if entry[2].status is not Status.INFEASIBLE]
-    again = [min(with_plan, key=_plan_time)] if with_plan else undecided
+    best = fastest()
+    again = undecided() if best is None else [best]
     for number, (captured, costs, before) in enumerate(again):
         seconds = (end_s - time.perf_counter()) / (len(again) - number)
-        if _is_worth_more(before, settings) and seconds > 0 and look(captured, costs, seconds):
+        if _is_worth_more(before, settings) and seconds > 0 and look(captured, costs, seconds) is not None:
             break
-    with_plan = [entry for entry in tried if entry[2].plan is not None]
-    if with_plan:
-        captured, costs, outcome = min(with_plan, key=_plan_time)
+    if (best := fastest()) is not None:
+        captured, costs, outcome = best
         return captured, costs, outcome.require_plan()
-    undecided = [entry for entry in tried if entry[2].status is not Status.INFEASIBLE]
-    weakest = undecided[-1][2] if undecided else min((o for _, _, o in tried), key=lambda o: o.lower_bound_bytes)
+    open_ones = undecided()
+    weakest = open_ones[-1][2] if open_ones else min((o for _, _, o in tried), key=lambda o: o.lower_bound_bytes)
     weakest.require_plan()
     raise AssertionError("an outcome without a plan raises")
 

@@ -43,7 +43,7 @@ class Region:
         self._source: tuple[Captured, Slice, Compiler] | None = (captured, part, compiler)
         self._run: Run | None = None
         self._trusted = False
-        self._over = tuple((part.outputs.index(new), part.inputs.index(old)) for new, old in sorted(part.over))
+        self._over = tuple(sorted((part.outputs.index(new), part.inputs.index(old)) for new, old in part.over))
 
     def __call__(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
         run = self._run or self.compile()
@@ -57,7 +57,7 @@ class Region:
 
     def _with_overwritten(self, made: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         every = list(made)
-        for output, given in sorted(self._over):
+        for output, given in self._over:
             every.insert(output, inputs[given])
         return every
 

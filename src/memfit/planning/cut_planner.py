@@ -132,12 +132,11 @@ def _seeds_of(search: Search, program: CutProgram, shares: list[float], note: st
 
 def explore_chains(search: Search, *, seconds: float) -> None:
     """Seeds of the first cut that keep milestones of what would come back link by link."""
-    model = search.problem.model
     if search.done or search.good_enough:
         return
-    for cut in cuts_near_peak(model, np.array(model.agenda, np.int64)):
-        explore_milestones(search, CutProgram(model, (cut,)), seconds=seconds)
-        break
+    program = first_program(search.problem.model)
+    if program is not None:
+        explore_milestones(search, program, seconds=seconds)
 
 
 def explore_refined(search: Search, *, seconds: float) -> Chain | None:
@@ -230,6 +229,12 @@ def prove_infeasible(search: Search, program: CutProgram) -> None:
             f"{format_bytes(search.problem.limit_bytes)} ({search.problem.limit_bytes} bytes) is below the proven minimum "
             f"{format_bytes(least)} ({least} bytes): when {where} first runs, what it needs and what cannot be made again must coexist."
         )
+
+
+def first_program(model: Model) -> CutProgram | None:
+    """The program of the cut where the plain step holds most; None where there is no cut."""
+    cut = next(cuts_near_peak(model, np.array(model.agenda, np.int64)), None)
+    return None if cut is None else CutProgram(model, (cut,))
 
 
 def cuts_near_peak(model: Model, sequence: Ints) -> Iterator[int]:

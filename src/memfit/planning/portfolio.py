@@ -11,10 +11,8 @@ from memfit.core.outcome import Outcome, Status
 from memfit.planning.anytime import improve_until
 from memfit.planning.base import Planner, Problem
 from memfit.planning.chain_dp import ChainDp
-from memfit.planning.cut_lp import CutProgram
 from memfit.planning.cut_planner import (
     LARGE,
-    cuts_near_peak,
     explore_calm,
     explore_chains,
     explore_cuts,
@@ -22,6 +20,7 @@ from memfit.planning.cut_planner import (
     explore_refined,
     explore_segments,
     explore_simple,
+    first_program,
     outcome_of,
 )
 from memfit.planning.drop_cheap import DropCheap
@@ -116,8 +115,8 @@ class Portfolio:
 
 def _first_bound_ns(problem: Problem) -> int:
     """What the LP of the first cut says; 0 where there is none."""
-    cut = next(cuts_near_peak(problem.model, np.array(problem.model.agenda, np.int64)), None)
-    solution = None if cut is None else CutProgram(problem.model, (cut,)).solve(problem.limit_bytes, time_limit_s=5.0)
+    program = first_program(problem.model)
+    solution = None if program is None else program.solve(problem.limit_bytes, time_limit_s=5.0)
     return 0 if solution is None else solution.bound_ns
 
 
