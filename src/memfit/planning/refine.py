@@ -159,7 +159,7 @@ class Chain:
         for held, storage in sorted(stretches, reverse=True):
             if held <= limit_bytes:
                 return False
-            if self._insert(storage):
+            if self.insert(storage):
                 return True
         return False
 
@@ -170,8 +170,10 @@ class Chain:
             self.idle.update(set(self.cuts) - set(useful))
             self.cuts = useful
 
-    def _insert(self, storage: int) -> bool:
-        if storage in self.cuts or storage in self.idle:
+    def insert(self, storage: int) -> bool:
+        """Put `storage` in its place in the chain, if it has one. What a cut's own form makes is no later moment, but the same one."""
+        makers = set(self.model.producers[storage])
+        if storage in self.idle or any(makers & set(self.model.producers[cut]) for cut in self.cuts):
             return False
         earlier = sum(self._after(storage, cut) for cut in self.cuts)
         if earlier + sum(self._after(cut, storage) for cut in self.cuts) < len(self.cuts):

@@ -171,6 +171,24 @@ def test_chains_of_cuts_only_raise_the_bound() -> None:
         assert solution.bound_ns <= plan(graph, budget=limit, time_limit_s=1).require_plan().timeline.time_ns
 
 
+def test_what_one_op_makes_is_one_cut() -> None:
+    """Two cuts at one moment would pay for its op twice: a bound above plans that exist."""
+    storages = tuple(memfit.Storage(id=i, size_bytes=10) for i in range(5))
+    tensors = tuple(memfit.Tensor(id=i, storage=i) for i in range(5))
+    wiring = [((0,), (1,)), ((1,), (2, 3)), ((2, 3), (4,))]
+    ops = tuple(memfit.Op(id=i, name="op", inputs=ins, outputs=outs) for i, (ins, outs) in enumerate(wiring))
+    graph = memfit.Graph(ops=ops, tensors=tensors, storages=storages, sources=(0,), results=(4,))
+    model = build_model(graph, uniform_costs(graph))
+    chain = Chain(model, 2)
+    assert not chain.insert(3)
+    assert chain.insert(1)
+    assert chain.insert(4)
+    assert chain.cuts == (1, 2, 4)
+    solution = CutProgram(model, chain.cuts).solve(1000)
+    assert solution is not None
+    assert solution.bound_ns <= model.base_time_ns
+
+
 def test_refined_cuts_meet_the_plan() -> None:
     """Where the program's answer fits when it is played, nothing is left to search for."""
     graph = _chain(24)
