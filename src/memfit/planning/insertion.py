@@ -42,7 +42,7 @@ def listed(a: Arrays, seq: Ints) -> Events:
     n = len(seq)
     ptr, storage, before, after = events_of(a, seq)
     place, makes, fixed = np.empty(ptr[n], np.int64), np.zeros(ptr[n], np.bool_), np.zeros(n, np.bool_)
-    ran = np.zeros(a.op.max() + 1 if len(a.op) else 1, np.bool_)
+    ran = np.zeros(a.num_ops, np.bool_)
     head = np.full(len(a.size), -1, np.int64)
     for p in range(n):
         f = seq[p]
@@ -340,6 +340,14 @@ def dropped(a: Arrays, ev: Events, usage: Ints, limit: int, u: int, first: int, 
 
 
 @kernel
+def total_time(a: Arrays) -> int:
+    time = 0
+    for f in range(len(a.time)):
+        time += a.time[f]
+    return time
+
+
+@kernel
 def best_insertion(
     a: Arrays,
     seq: Ints,
@@ -363,7 +371,7 @@ def best_insertion(
     latest, known = np.full(len(a.size), -1, np.int64), np.full(len(a.size), -1, np.int64)
     stack, forms = np.empty(len(a.time) + 2, np.int64), np.empty(8 * len(seq) + 512, np.int64)
     rows, worth = np.empty((3 * len(victims), 3), np.int64), np.empty(3 * len(victims), np.float64)
-    at, filled, total, most_time = 0, 0, 0, a.time.sum()
+    at, filled, total, most_time = 0, 0, 0, total_time(a)
     for i in range(len(victims)):
         at = advanced(ev, at, next_use[i], latest)
         first, second = -1, -1

@@ -15,40 +15,15 @@ storage is freed after its last use before its next production.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from memfit.core.costs import Costs, check_costs
 from memfit.core.graph import Graph, Op, Variant
-
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
-
-
-class Arrays(NamedTuple):
-    """What the compiled kernels read. `x_ptr[i]:x_ptr[i + 1]` is the range of item i in the flat lists."""
-
-    in_ptr: Ints
-    in_idx: Ints  # storages a form reads, without those always resident
-    out_ptr: Ints
-    out_idx: Ints  # storages a form allocates
-    take_ptr: Ints
-    take_new: Ints  # storages that take over the bytes of `take_old` in place
-    take_old: Ints
-    prod_ptr: Ints
-    prod_idx: Ints  # forms that make a storage, the default one first
-    size: Ints
-    time: Ints
-    workspace: Ints
-    op: Ints  # the op of a form: what runs once, or draws random numbers, is an op
-    replayable: Flags
-    seeded: Flags  # first runs keep op order
-    pinned: Flags  # results that are not sources: held from their first production to the end
-    source: Flags  # present at the start and free to go after their last use
-    base_bytes: int  # held throughout, whatever the plan
+from memfit.planning.arrays import Arrays as Arrays
+from memfit.planning.arrays import Flags as Flags
+from memfit.planning.arrays import Floats as Floats
+from memfit.planning.arrays import Ints as Ints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,6 +242,7 @@ class _Builder:
             pinned=np.array([s in self.results and s not in self.sources for s in range(num)], np.bool_),
             source=np.array([s in self.sources and s not in self.results for s in range(num)], np.bool_),
             base_bytes=sum(self.sizes[s] for s in self.fixed),
+            num_ops=len(self.graph.ops),
         )
 
 

@@ -116,7 +116,7 @@ def kept_after(a: Arrays, seq: Ints, limit: int, positions: Ints, inplace: Ints)
     for p in range(n):
         place[ptr[p] : ptr[p + 1]] = p
         makes[ptr[p] + a.in_ptr[seq[p] + 1] - a.in_ptr[seq[p]] : ptr[p + 1]] = True
-    kept, again, ran = np.ones(n, np.bool_), np.zeros(n, np.bool_), np.zeros(a.op.max() + 1 if len(a.op) else 1, np.bool_)
+    kept, again, ran = np.ones(n, np.bool_), np.zeros(n, np.bool_), np.zeros(a.num_ops, np.bool_)
     for p in range(n):
         again[p] = ran[a.op[seq[p]]]
         ran[a.op[seq[p]]] = True

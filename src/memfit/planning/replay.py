@@ -27,7 +27,7 @@ def measure(a: Arrays, seq: Ints, usage: Ints) -> tuple[int, int]:
     num = len(a.size)
     start = np.full(num, -1, np.int64)
     last = np.full(num, -1, np.int64)
-    ran = np.zeros(a.op.max() + 1 if len(a.op) else 1, np.bool_)
+    ran = np.zeros(a.num_ops, np.bool_)
     last_draw = -1
     diff = np.zeros(n + 2, np.int64)
     time = 0
@@ -106,7 +106,7 @@ def drop_dead(a: Arrays, seq: Ints) -> Ints:
     num = len(a.size)
     first = np.full(num, -1, np.int64)
     draw = np.zeros(n, np.bool_)
-    ran = np.zeros(a.op.max() + 1 if len(a.op) else 1, np.bool_)
+    ran = np.zeros(a.num_ops, np.bool_)
     for p in range(n):
         f = seq[p]
         draw[p] = a.seeded[f] and not ran[a.op[f]]
