@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,7 @@ from benchmarks.peers import PEERS, Peer, checkpoint_blocks
 
 CORE = "compile|compile + checkpoint,eager,eager + checkpoint|memfit"
 COLD = ("compile", "compile + checkpoint", "memfit")
+STARTS = ("start", "start again")  # memfit.fit to the first step, everything cold; then in another process with what the first left on disk
 _QUIET = 1.03  # median over fastest step: above it somebody else was at work, and the steps are timed again
 _TRIES = 3
 _LARGE = 2 * 10**8  # parameters from which on an fp64 twin is left out
@@ -44,7 +46,11 @@ Rows = Iterator[dict[str, Any]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(PEERS))
-    parser.add_argument("--parts", default=CORE, help='also "budget 0.5" (activation_memory_budget), "adamw"; "|" separates processes')
+    parser.add_argument(
+        "--parts",
+        default=CORE,
+        help='also "budget 0.5" (activation_memory_budget), "adamw", "start", "start again"; "|" separates processes',
+    )
     parser.add_argument("--alone", default="", help="models measured first, one at a time")
     parser.add_argument("--fractions", default="1,0.75,0.5,0.4,0.33,0.25", help="of torch.compile's peak")
     parser.add_argument("--scale", type=float, default=1.0, help="batch size factor (small on a CPU)")
@@ -112,7 +118,7 @@ def measure(args: argparse.Namespace) -> None:
         if (peer.name, part) in done:
             continue
         try:
-            with _fresh_caches() if part in COLD else contextlib.nullcontext():
+            with _caches(part, peer.name):
                 for row in rows(peer, part, device, args):
                     _write(args.output, about | {"part": part} | row)
         except Exception as error:
@@ -121,14 +127,26 @@ def measure(args: argparse.Namespace) -> None:
 
 
 @contextlib.contextmanager
-def _fresh_caches() -> Iterator[None]:
+def _caches(part: str, model: str) -> Iterator[None]:
+    """Fresh for what is timed cold; between the two starts they stay."""
     from torch._inductor import utils
 
     from memfit.profile import cache
 
-    fresh = getattr(utils, "fresh_cache", None) or utils.fresh_inductor_cache
-    with fresh(), tempfile.TemporaryDirectory() as folder:
-        cache.use_folder(Path(folder))
+    if part in COLD:
+        fresh = getattr(utils, "fresh_cache", None) or utils.fresh_inductor_cache
+        with fresh(), tempfile.TemporaryDirectory() as folder:
+            cache.use_folder(Path(folder))
+            yield
+    elif part in STARTS:
+        kept = Path(tempfile.gettempdir()) / f"memfit-starts-{model}"
+        if part == STARTS[0]:
+            shutil.rmtree(kept, ignore_errors=True)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(kept / "inductor")
+        os.environ["TRITON_CACHE_DIR"] = str(kept / "triton")
+        cache.use_folder(kept)
+        yield
+    else:
         yield
 
 
@@ -149,6 +167,9 @@ def rows(peer: Peer, part: str, device: str, args: argparse.Namespace) -> Rows:
     inputs, targets = peer.data(device, args.scale)
     if part == "memfit":
         yield from planned(peer, model, inputs, targets, device, args)
+        return
+    if part in STARTS:
+        yield started(peer, model, inputs, targets, device, args)
         return
     if part == "adamw":
         yield from with_optimizer(peer, model, inputs, targets, device, args.plan_seconds)
@@ -328,6 +349,21 @@ def _offers(peer: Peer, task: Any, call: Any, device: str, offers: list[Any]) ->
                 stages["measure_s"].append(time.perf_counter() - mark)
                 mark = time.perf_counter()
         yield {"what": what, "cold_s": time.perf_counter() - begin - waited, **stages}
+
+
+def started(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str, args: argparse.Namespace) -> dict[str, Any]:
+    """From `memfit.fit` to the end of the first step, as a user waits for it."""
+    import memfit
+
+    budget = int(0.75 * _compiled_peak(args.output, peer.name))
+    begin = time.perf_counter()
+    with torch.autocast(device, torch.bfloat16, enabled=peer.autocast):
+        options: dict[str, Any] = {"engine": "inductor", "check": False, "time_limit_s": args.plan_seconds}
+        fitted = memfit.fit(model, inputs, loss_fn=peer.loss, example_targets=targets, budget=budget, **options)
+        fit_s = time.perf_counter() - begin
+    _step(peer, device, lambda: fitted(*inputs, *targets))()
+    _sync(device)
+    return {"what": "memfit.fit 75%", "budget_bytes": budget, "fit_s": fit_s, "cold_s": time.perf_counter() - begin}
 
 
 def _peer_peaks(path: Path, model: str, known: list[float]) -> list[tuple[str, int]]:

@@ -22,6 +22,7 @@ from memfit.capture.step import Traced, traced
 from memfit.capture.variants import add_variants, with_sliced_convolutions
 from memfit.core.costs import Costs
 from memfit.execute.inductor import Inductor
+from memfit.execute.writers import as_written
 from memfit.profile.measured import measured
 from memfit.profile.roofline import roofline
 from memfit.report.progress import Progress
@@ -125,6 +126,6 @@ def compile_regions(targets: Iterable[Any], progress: Progress) -> None:
     regions = list({t.digest: t for t in targets if isinstance(t, Region) and not t.is_compiled}.values())
     if regions:
         with Inductor().together():
-            for position, region in enumerate(regions):
+            for position, region in enumerate(as_written(regions)):
                 progress.update("compiling regions", position, len(regions))
                 region.compile()

@@ -39,6 +39,7 @@ class Region:
 
     def __init__(self, captured: Captured, part: Slice, digest: str, compiler: Compiler) -> None:
         self.digest = digest
+        self.num_ops = len(part.ops)
         self.__name__ = f"region_{digest}"
         self._source: tuple[Captured, Slice, Compiler] | None = (captured, part, compiler)
         self._run: Run | None = None
@@ -68,14 +69,20 @@ class Region:
     def compile(self) -> Run:
         if self._run is None:
             assert self._source is not None
-            captured, part, compiler = self._source
+            compiler = self._source[2]
             key = (self.digest, repr(compiler))
             if key not in _COMPILED:
-                samples = [captured.samples[t] for t in part.inputs]
-                _COMPILED[key] = compiler.compile(module_of(captured, part), [s for s in samples if s is not None])
+                _COMPILED[key] = compiler.compile(*self.source())
             self._run = _COMPILED[key]
             self._source = None  # the traced step may go now
         return self._run
+
+    def source(self) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
+        """What is given to the compiler, until it has been."""
+        assert self._source is not None
+        captured, part, _ = self._source
+        samples = [captured.samples[t] for t in part.inputs]
+        return module_of(captured, part), [s for s in samples if s is not None]
 
 
 _COMPILED: dict[tuple[str, str], Run] = {}  # of this process, over all steps

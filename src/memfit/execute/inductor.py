@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
+import copyreg
 import functools
+import importlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from memfit.core.errors import Unsupported
 
@@ -88,11 +94,108 @@ class Inductor:
 
 @functools.cache
 def _wake_workers() -> None:
-    """The processes that build kernels take seconds to start: they do so while the model is traced."""
+    """The processes that build kernels and those that write code take seconds to start: they do so while the model is traced."""
     from torch._inductor.async_compile import AsyncCompile
 
     AsyncCompile.warm_pool()
     AsyncCompile.use_process_pool()
+    if torch.cuda.is_available() and (pool := writer_pool()) is not None:
+        for _ in range(_num_writers()):
+            pool.submit(_import_all)
+
+
+# -- processes that write code ---------------------------------------------------------------------------------------
+
+_MOST_WRITERS = 8
+_PRECISIONS = (
+    (torch.backends.cuda.matmul, "allow_tf32"),
+    (torch.backends.cudnn, "allow_tf32"),
+    (torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"),
+    (torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
+)
+
+
+def _num_writers() -> int:
+    from torch._inductor import config
+    from torch._inductor.async_compile import get_compile_threads
+
+    return min(get_compile_threads() - 1, _MOST_WRITERS) if config.fx_graph_cache and not config.force_disable_caches else 0
+
+
+@functools.cache
+def writer_pool() -> Any:
+    """Processes that import torch anew (a fork of one that has seen the GPU could not use it), or None where they would not pay.
+
+    They end after a minute without work and with this process.
+    """
+    from torch._inductor.compile_worker.subproc_pool import SubprocKind, SubprocPool
+
+    if _num_writers() < 2:
+        return None
+    try:
+        pool = SubprocPool(_num_writers(), kind=SubprocKind.SPAWN, quiesce=True)
+    except OSError:  # no process can be started here
+        return None
+    atexit.register(pool.shutdown)
+    return pool
+
+
+def _import_all() -> None:
+    _lowering()
+    importlib.import_module("torch._inductor.compile_fx")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What decides besides the graph which code Inductor writes, as this process has it."""
+
+    cache_folder: str
+    inductor: bytes
+    precisions: tuple[bool, ...]
+    deterministic: bool
+    default_dtype: torch.dtype
+    num_threads: int
+
+    @classmethod
+    def here(cls) -> Settings:
+        from torch._inductor import config
+        from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+        return cls(
+            cache_folder=cache_dir(),
+            inductor=config.save_config(),
+            precisions=tuple(getattr(where, name) for where, name in _PRECISIONS),
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            default_dtype=torch.get_default_dtype(),
+            num_threads=torch.get_num_threads(),
+        )
+
+    def apply(self) -> None:
+        from torch._inductor import config
+
+        _lowering()  # Inductor's own ops
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = self.cache_folder
+        config.load_config(self.inductor)
+        for (where, name), value in zip(_PRECISIONS, self.precisions, strict=True):
+            if getattr(where, name) != value:  # saying no to what nobody asked for is another setting than saying nothing
+                setattr(where, name, value)
+        torch.use_deterministic_algorithms(self.deterministic)
+        torch.set_default_dtype(self.default_dtype)
+        torch.set_num_threads(self.num_threads)
+
+
+def leave_kernels_out() -> None:
+    """In a writer's process: kernels for the GPU are built where they run, so a writer takes nothing of its memory."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    AsyncCompile.triton = lambda *_, **__: None  # type: ignore[method-assign]
+
+
+def num_found_on_disk() -> int:
+    """How often Inductor has found code in its cache since this process began."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["inductor"]["fxgraph_cache_hit"])
 
 
 @functools.cache
@@ -161,10 +264,30 @@ def _compile(module: torch.fx.GraphModule, samples: Sequence[torch.Tensor]) -> C
 
     (output,) = module.graph.find_nodes(op="output")
     output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
-    with torch.no_grad(), config.patch({"triton.cudagraphs": False}):
-        code: Any = compile_fx_inner(module, list(samples), cudagraphs=BoxedBool(False))
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    with mode:
+        given = [torch.empty_strided(s.shape, s.stride(), dtype=s.dtype, device=s.device) for s in samples]
+    # Inductor keeps code on disk only for what is traced with a shape environment.
+    with torch.no_grad(), tracing(TracingContext(mode)), config.patch({"triton.cudagraphs": False}), _same_keys_everywhere():
+        code: Any = compile_fx_inner(module, given, cudagraphs=BoxedBool(False))
     compiled: Compiled = getattr(code, "current_callable", None) or code
     return compiled
+
+
+@contextmanager
+def _same_keys_everywhere() -> Iterator[None]:
+    """Inductor's keys on disk are hashes of pickles, and a memory format is pickled with the name of whichever module of this process
+    imported torch first: another script would not find what this one left."""
+    copyreg.pickle(torch.memory_format, lambda value: (_format_named, (str(value).removeprefix("torch."),)))
+    try:
+        yield
+    finally:
+        copyreg.dispatch_table.pop(torch.memory_format, None)
+
+
+def _format_named(name: str) -> torch.memory_format:
+    found: torch.memory_format = getattr(torch, name)
+    return found
 
 
 def _lone_cast(module: torch.fx.GraphModule) -> Compiled | None:
