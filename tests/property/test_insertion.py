@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.strategies import FULL, random_case
 
-from memfit.planning.insertion import closure_before, effect, listed, scratch_for, undone
+from memfit.planning.events import PTR, STORAGE, listed
+from memfit.planning.insertion import closure_before, effect, scratch_for, undone
 from memfit.planning.just_in_time import default_makers
 from memfit.planning.model import Arrays, Ints, build_model
 from memfit.planning.replay import INVALID, drop_dead, measure
@@ -44,11 +45,11 @@ def _check(rng: Random) -> int:
         if not wanted:
             continue
         latest, known = np.full(model.num_storages, -1, np.int64), np.full(model.num_storages, -1, np.int64)
-        for e in range(ev.ptr[u]):
-            latest[ev.storage[e]] = e
+        for e in range(ev[PTR, u]):
+            latest[ev[STORAGE, e]] = e
         mode = rng.randrange(3)
         count, _ = closure_before(
-            a, ev, usage, limit, rng.choice(wanted), u, makers, mode, latest, known, stamp, int(a.time.sum()) * 9, stack, out
+            a, ev, usage, limit, rng.choice(wanted), u, makers, mode, latest, known, stamp, int(a.time.sum()) * 9, stack, out, 0
         )
         ran = set(map(int, seq[:u]))
         if count < 0 or any(model.takes[f] or int(f) not in ran for f in out[:count]):

@@ -10,40 +10,11 @@ from time import perf_counter
 
 import numpy as np
 
+from memfit.planning.events import AFTER, BEFORE, MAKES, PLACE, PTR, STORAGE, Table, listed
 from memfit.planning.kernel import kernel
 from memfit.planning.model import Arrays, Flags, Ints
 from memfit.planning.overwrite import NONE, overwrite
 from memfit.planning.replay import INVALID, drop_dead, measure
-
-
-@kernel
-def events_of(a: Arrays, seq: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """What happens to storages, in order: (ptr, storage, previous, next). Event `ptr[p]:ptr[p + 1]` of position p: its reads, then what it makes.
-
-    `previous` and `next` link the events of one storage; -1 ends the list.
-    """
-    n = len(seq)
-    ptr = np.zeros(n + 1, np.int64)
-    for p in range(n):
-        f = seq[p]
-        ptr[p + 1] = ptr[p] + a.in_ptr[f + 1] - a.in_ptr[f] + a.out_ptr[f + 1] - a.out_ptr[f]
-    storage, before, after = np.empty(ptr[n], np.int64), np.empty(ptr[n], np.int64), np.full(ptr[n], -1, np.int64)
-    latest = np.full(len(a.size), -1, np.int64)
-    e = 0
-    for p in range(n):
-        f = seq[p]
-        for k in range(a.in_ptr[f], a.in_ptr[f + 1]):
-            storage[e] = a.in_idx[k]
-            e += 1
-        for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
-            storage[e] = a.out_idx[k]
-            e += 1
-        for i in range(ptr[p], e):
-            before[i] = latest[storage[i]]
-            if before[i] >= 0:
-                after[before[i]] = i
-            latest[storage[i]] = i
-    return ptr, storage, before, after
 
 
 @kernel
@@ -57,39 +28,36 @@ def spread_over(usage: Ints, low: int, high: int, size: int, limit: int) -> bool
 
 
 @kernel
-def without(
-    a: Arrays, seq: Ints, p: int, limit: int, place: Ints, makes: Flags, usage: Ints, events: tuple[Ints, Ints, Ints, Ints], sign: int
-) -> bool:
+def without(a: Arrays, p: int, limit: int, usage: Ints, ev: Table, sign: int) -> bool:
     """Change `usage` as if position p were not there (sign 1) or back (sign -1); whether the rest can do without it inside the limit.
 
     A read that was the last of its value shortens that value's life. A value that was made here is read from its previous
     production instead, which then lives up to here; a result is made by its next production instead.
     """
-    ptr, storage, before, after = events
     fits = True
-    for e in range(ptr[p], ptr[p + 1]):
-        s, back, on = storage[e], before[e], after[e]
+    for e in range(ev[PTR, p], ev[PTR, p + 1]):
+        s, back, on = ev[STORAGE, e], ev[BEFORE, e], ev[AFTER, e]
         size = sign * a.size[s]
-        begin = place[back] + 1 if back >= 0 else 0
-        if not makes[e]:
-            if not a.pinned[s] and (on < 0 or makes[on]):
+        begin = ev[PLACE, back] + 1 if back >= 0 else 0
+        if not ev[MAKES, e]:
+            if not a.pinned[s] and (on < 0 or ev[MAKES, on]):
                 spread_over(usage, begin, p, -size, limit)
         elif a.pinned[s]:
             earlier = back
-            while earlier >= 0 and not makes[earlier]:
-                earlier = before[earlier]
+            while earlier >= 0 and not ev[MAKES, earlier]:
+                earlier = ev[BEFORE, earlier]
             if earlier < 0:
-                if on < 0 or not makes[on]:
+                if on < 0 or not ev[MAKES, on]:
                     fits = False
                 else:
-                    spread_over(usage, p, place[on] + 1, -size, limit)
-    for e in range(ptr[p], ptr[p + 1]):
-        s, back, on = storage[e], before[e], after[e]
-        if makes[e] and not a.pinned[s] and on >= 0 and not makes[on]:
+                    spread_over(usage, p, ev[PLACE, on] + 1, -size, limit)
+    for e in range(ev[PTR, p], ev[PTR, p + 1]):
+        s, back, on = ev[STORAGE, e], ev[BEFORE, e], ev[AFTER, e]
+        if ev[MAKES, e] and not a.pinned[s] and on >= 0 and not ev[MAKES, on]:
             if back < 0 and not a.source[s]:
                 fits = False
             else:
-                begin = place[back] + 1 if back >= 0 else 0
+                begin = ev[PLACE, back] + 1 if back >= 0 else 0
                 fits &= spread_over(usage, begin, p, sign * a.size[s], limit)
     return fits
 
@@ -110,12 +78,7 @@ def kept_after(a: Arrays, seq: Ints, limit: int, positions: Ints, inplace: Ints)
             return kept_after_judging(a, seq, limit, positions, inplace)
     if peak == INVALID or peak > limit:
         return kept_after_judging(a, seq, limit, positions, inplace)
-    events = events_of(a, seq)
-    ptr, _, before, after = events
-    place, makes = np.empty(ptr[n], np.int64), np.zeros(ptr[n], np.bool_)
-    for p in range(n):
-        place[ptr[p] : ptr[p + 1]] = p
-        makes[ptr[p] + a.in_ptr[seq[p] + 1] - a.in_ptr[seq[p]] : ptr[p + 1]] = True
+    ev = listed(a, seq)
     kept, again, ran = np.ones(n, np.bool_), np.zeros(n, np.bool_), np.zeros(a.num_ops, np.bool_)
     for p in range(n):
         again[p] = ran[a.op[seq[p]]]
@@ -126,15 +89,15 @@ def kept_after(a: Arrays, seq: Ints, limit: int, positions: Ints, inplace: Ints)
         if not kept[p] or (not again[p] and (a.seeded[f] or not a.replayable[f])):
             continue
         held, usage[p] = usage[p], -(2**61)
-        if without(a, seq, p, limit, place, makes, usage, events, 1):
+        if without(a, p, limit, usage, ev, 1):
             kept[p] = False
-            for e in range(ptr[p], ptr[p + 1]):
-                if before[e] >= 0:
-                    after[before[e]] = after[e]
-                if after[e] >= 0:
-                    before[after[e]] = before[e]
+            for e in range(ev[PTR, p], ev[PTR, p + 1]):
+                if ev[BEFORE, e] >= 0:
+                    ev[AFTER, ev[BEFORE, e]] = ev[AFTER, e]
+                if ev[AFTER, e] >= 0:
+                    ev[BEFORE, ev[AFTER, e]] = ev[BEFORE, e]
         else:
-            without(a, seq, p, limit, place, makes, usage, events, -1)
+            without(a, p, limit, usage, ev, -1)
             usage[p] = held
     return kept
 
