@@ -8,10 +8,16 @@ import pytest
 from tests.oracle.best_plan import best_time_ns
 from tests.strategies import PLAIN, Shape, random_costs, random_graph, random_training_graph
 
+from memfit.core.budget import Budget
 from memfit.core.outcome import Status
 from memfit.planning import plan
+from memfit.planning.base import Problem
+from memfit.planning.cut_lp import CutProgram
+from memfit.planning.floor import required_storages
+from memfit.planning.refine import Chain
 
 SMALL_FULL = Shape(max_ops=5, max_size_bytes=20, alternatives=True)
+INPLACE = Shape(max_ops=6, max_size_bytes=20, views=False, once_only=False, alternatives=True)
 VARIANTS = Shape(max_ops=6, max_size_bytes=20, views=False, inplace=False, once_only=False, alternatives=True)
 SMALL_PLAIN = Shape(**{name: getattr(PLAIN, name) for name in PLAIN.__slots__ if name != "max_ops"}, max_ops=7)
 
@@ -72,3 +78,35 @@ def test_baselines_are_never_wrong(planner: str) -> None:
     assert found or planner in ("checkmate_rounding", "drop_cheap")  # weak near the floor, and these graphs are small
     if planner in ("checkmate", "cp_sat"):
         assert sum(found) >= 0.8 * len(found)
+
+
+def test_chains_of_cuts_bound_every_plan() -> None:
+    """Any chain of cuts, with in-place forms and alternative producers, LP and whole: never above the optimum, never without a solution."""
+    compared = 0
+    for seed in range(150):
+        rng = Random(seed)
+        graph = random_graph(rng, INPLACE)
+        costs = random_costs(rng, graph, max_levels=0)
+        whole = plan(graph, costs, planner="keep_all").plan
+        if whole is None:
+            continue
+        budget = int(whole.timeline.peak_bytes * rng.uniform(0.7, 1.0))
+        model = Problem(graph=graph, costs=costs, budget=Budget(device_bytes=budget)).model
+        required = [s for s in sorted(required_storages(model)) if model.producers[s]]
+        try:
+            best = None if model.partial or not required else best_time_ns(graph, costs, budget, max_states=10_000)
+        except RuntimeError:
+            continue
+        if best is None:
+            continue
+        rng.shuffle(required)
+        chain = Chain(model, required[0])
+        for storage in required[1:4]:
+            chain.insert(storage)
+        for spans in (True, False):
+            program = CutProgram(model, chain.cuts, spans=spans)
+            for solution in (program.solve(budget), program.solve_whole(budget, time_limit_s=5)):
+                assert solution is not None, f"seed {seed}: nothing through {chain.cuts}, but there is a plan"
+                assert solution.bound_ns <= best, f"seed {seed}: bound {solution.bound_ns} above the optimum {best}"
+                compared += len(chain.cuts) > 1
+    assert compared >= 50

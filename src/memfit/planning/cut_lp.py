@@ -18,6 +18,9 @@ producers) nothing changes. A recomputation is a b and an r of the same op.
 A chain of cuts, each of which can only come after the one before, repeats the middle: k of cut j + 1 comes from k of cut j
 and from what runs between them. That sees a value recomputed twice, which one cut cannot; it pays off near the floor.
 
+An in-place form uses up what it overwrites, so as many values of that are made as are overwritten or kept (a value may then be
+made more than once in a stage). Rows that only raise the LP's value (`spans`) can be left out: whole solutions are the same.
+
 With k whole (`solve_whole`) it is a 0-1 program that HiGHS closes in tenths of a second for a few cuts: its solution can be
 played as it is, and where that fits the budget it is optimal (`refine.py` adds cuts until it does).
 
@@ -96,15 +99,18 @@ def runnable_without(model: Model, cut: int) -> Flags:
 class CutProgram:
     """The program of one cut, or of a chain of cuts each of which must come after the one before; solved for many budgets."""
 
-    def __init__(self, model: Model, cuts: Sequence[int]) -> None:
+    def __init__(self, model: Model, cuts: Sequence[int], *, spans: bool = True) -> None:
         self.model, self.cuts = model, tuple(cuts)
+        self.takers = takers_of(model)
         self.num_variables = 0
         able = [runnable_without(model, cut) for cut in cuts]
         self.runs = [self._number(flags) for flags in (*able, np.ones(model.num_forms, np.bool_))]
         self.at = [self._number(_members(model.producers[cut], model.num_forms)) for cut in cuts]
         self.keep = [self._number(_made_by(model, flags)) for flags in able]
+        again = _members([g for s in self.takers for g in model.producers[s]], model.num_forms) & model.arrays.replayable
+        self.more = [self._number((numbers >= 0) & again) for numbers in self.runs]
         self.spans = {(stage, stage): numbers for stage, numbers in enumerate(self.runs)}
-        chain = [(i, j) for j in range(len(self.runs)) for i in range(j)] if len(self.cuts) > 1 else []
+        chain = [(i, j) for j in range(len(self.runs)) for i in range(j)] if spans and len(self.cuts) > 1 else []
         self.spans |= {(first, last): self._number(self.runs[last] >= 0) for first, last in chain}
         self.made = {span: self._number(_of_several(model, numbers >= 0)) for span, numbers in self.spans.items()}
         self.rows: list[list[tuple[int, float]]] = []
@@ -122,6 +128,8 @@ class CutProgram:
         self._result_rows()
         self._required_rows()
         self._once_rows()
+        self._taken_rows()
+        self.most = self._most()
         self.time_scale = float(max(int(model.arrays.time.sum()), 1))
         self.cost = self._cost_row()
         self.memory = [self._memory_row(cut) for cut in range(len(self.cuts))]
@@ -146,7 +154,8 @@ class CutProgram:
         found = [together] if together >= 0 else [int(self.spans[span][g]) for g in makers]
         if span[0]:
             found += [int(self.at[span[0] - 1][g]) for g in makers] + [int(self.keep[span[0] - 1][storage])]
-        return [(v, -1.0) for v in found if v >= 0]
+        taken = [int(self.at[span[0] - 1][f]) for f in self.takers.get(storage, ())] if span[0] else []
+        return [(v, -1.0) for v in found if v >= 0] + [(v, 1.0) for v in taken if v >= 0]
 
     def _needs(self, variable: int, storages: Iterable[int], span: Span) -> None:
         """A form runs only if its inputs are available; sources are until somebody drops them."""
@@ -171,7 +180,7 @@ class CutProgram:
             self._needs(int(keep[s]), (s,), (cut, cut))
             if model.arrays.pinned[s]:  # a result already made is held
                 found = [int(self.runs[cut][g]) for g in model.producers[s]]
-                for variable in (*found, *(v for v, _ in self._there((cut, cut), s))):
+                for variable in (*found, *(v for v, x in self._there((cut, cut), s) if x < 0)):
                     if variable >= 0:
                         self._row([(variable, 1.0), (int(keep[s]), -1.0)], 0.0)
         makers = model.producers[self.cuts[cut]]
@@ -233,10 +242,41 @@ class CutProgram:
         for row in once.values():
             self._row(row, 1.0)
 
+    def _taken_rows(self) -> None:
+        """What is overwritten in a stage or kept at its end was there at its beginning or is made in it, one value for each."""
+        for storage, takers in self.takers.items():
+            for stage, numbers in enumerate(self.runs):
+                used = [int(numbers[f]) for f in takers if numbers[f] >= 0]
+                kept = [int(self.keep[stage][storage])] if stage < len(self.cuts) else []
+                makers = self.model.producers[storage]
+                made = [int(x[g]) for x in (numbers, self.more[stage]) for g in makers]
+                before = self._there((stage, stage), storage) if stage else []
+                inside = {int(self.made[stage, stage][storage]), *made}
+                row = [(v, 1.0) for v in (*used, *kept) if v >= 0] + [(v, -1.0) for v in made if v >= 0]
+                if used:
+                    self._row(
+                        [*row, *((v, x) for v, x in before if v not in inside)], float(self.model.arrays.source[storage] and not stage)
+                    )
+        for more, runs in zip(self.more, self.runs, strict=True):
+            for f in map(int, np.flatnonzero(more >= 0)):
+                self._row([(int(more[f]), 1.0), (int(runs[f]), -self._most_more(f))], 0.0)
+
+    def _most_more(self, form: int) -> float:
+        """Runs of a form in one stage, beyond the first, that could have a use: one for each form that overwrites what it makes."""
+        made = (*self.model.outs[form], *(new for new, _ in self.model.takes[form]))
+        return float(max(len(self.takers.get(s, ())) for s in made))
+
+    def _most(self) -> Floats:
+        most = np.ones(self.num_variables)
+        for more in self.more:
+            for f in map(int, np.flatnonzero(more >= 0)):
+                most[more[f]] = self._most_more(f)
+        return most
+
     def _cost_row(self) -> Floats:
         cost = np.zeros(self.num_variables)
         time = self.model.arrays.time / self.time_scale
-        for numbers in (*self.runs, *self.at):
+        for numbers in (*self.runs, *self.at, *self.more):
             cost[numbers[numbers >= 0]] = time[numbers >= 0]
         return cost
 
@@ -267,7 +307,7 @@ class CutProgram:
         if limit_bytes < self.model.arrays.base_bytes:
             return None
         matrix, right = self._within(limit_bytes)
-        bounds = np.tile((0.0, 1.0), (self.num_variables, 1))
+        bounds = np.stack((np.zeros(self.num_variables), self.most), axis=1)
         for numbers in self.keep:
             bounds[[int(numbers[s]) for s in kept if numbers[s] >= 0], 0] = 1.0
         found = linprog(self.cost, A_ub=matrix, b_ub=right, bounds=bounds, method="highs", options={"time_limit": max(time_limit_s, 0.05)})
@@ -279,8 +319,13 @@ class CutProgram:
         prices = tuple(map(float, memory / max(float(memory.sum()), 1e-300)))
         return replace(self._solution(found.x, bound - _SAFETY * self.time_scale), prices=prices)
 
-    def solve_whole(self, limit_bytes: int, *, time_limit_s: float) -> CutSolution | None:
-        """The same with every storage kept or not, nothing half: what comes out can be played as it is, and the bound is higher."""
+    def solve_whole(
+        self, limit_bytes: int, *, time_limit_s: float, gap: float = _WHOLE_GAP, low: Floats | float = 0.0, high: Floats | None = None
+    ) -> CutSolution | None:
+        """The same with every storage kept or not, nothing half: what comes out can be played as it is, and the bound is higher.
+
+        With variables held in narrower limits (`low`, `high`) it is a seed: its bound is then none for other plans.
+        """
         if limit_bytes < self.model.arrays.base_bytes:
             return None
         whole = np.zeros(self.num_variables, np.bool_)
@@ -289,7 +334,15 @@ class CutProgram:
         several = np.array([f for makers in self.model.producers if len(makers) > 1 for f in makers], np.int64)
         for numbers in (*self.runs, *self.at):  # with one producer each, whole keeps make whole runs by themselves
             whole[numbers[several][numbers[several] >= 0]] = True
-        found = solve_mixed(self.cost, *self._within(limit_bytes), whole, time_limit_s=time_limit_s, gap=_WHOLE_GAP)
+        found = solve_mixed(
+            self.cost,
+            *self._within(limit_bytes),
+            whole,
+            time_limit_s=time_limit_s,
+            gap=gap,
+            low=low,
+            high=self.most if high is None else high,
+        )
         if found.x is None:
             return None
         return self._solution(found.x, found.bound * self.time_scale - _WHOLE_SAFETY * self.time_scale)
@@ -315,18 +368,27 @@ class CutProgram:
         """The least memory at the first cut, whatever the time: a budget below it is proven infeasible."""
         memory = self.memory[0]
         scale = max(float(memory.max(initial=0.0)), 1.0)
-        found = linprog(memory / scale, A_ub=self.flow, b_ub=self.right, bounds=(0, 1), method="highs")
+        bounds = np.stack((np.zeros(self.num_variables), self.most), axis=1)
+        found = linprog(memory / scale, A_ub=self.flow, b_ub=self.right, bounds=bounds, method="highs")
         if found.x is None:
             return int(self.model.arrays.base_bytes)
         bound = self._lagrangian(memory / scale, self.flow, np.array(self.right), -found.ineqlin.marginals) * scale
         return int(self.model.arrays.base_bytes) + max(ceil(bound - _SAFETY * scale), 0)
 
-    @staticmethod
-    def _lagrangian(cost: Floats, matrix: csr_matrix, right: Floats, dual: Floats) -> float:
-        """min over x in [0,1]^n of cost·x + dual·(matrix x - right): below the optimum for every dual >= 0."""
+    def _lagrangian(self, cost: Floats, matrix: csr_matrix, right: Floats, dual: Floats) -> float:
+        """min over x in [0, most] of cost·x + dual·(matrix x - right): below the optimum for every dual >= 0."""
         dual = np.maximum(dual, 0.0)
         reduced = cost + matrix.T @ dual
-        return float(np.minimum(reduced, 0.0).sum() - dual @ right)
+        return float(np.minimum(reduced, 0.0) @ self.most - dual @ right)
+
+
+def takers_of(model: Model) -> dict[int, list[int]]:
+    """The forms that overwrite each storage that any form overwrites."""
+    takers: dict[int, list[int]] = {}
+    for f, takes in enumerate(model.takes):
+        for _, old in takes:
+            takers.setdefault(old, []).append(f)
+    return takers
 
 
 def _pick(values: Floats, numbers: Ints) -> Floats:

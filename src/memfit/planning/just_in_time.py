@@ -79,8 +79,11 @@ def drop_others(a: Arrays, form: int, keep: Flags, have: Flags, once: Flags) -> 
 
 
 @kernel
-def build(a: Arrays, agenda: Ints, turns: Ints, keeps: Flags, maker: Ints) -> Ints:
-    """Run `agenda`; have `keeps[j]` there when its position `turns[j]` runs and drop the rest; recompute missing inputs by `maker`."""
+def build(a: Arrays, agenda: Ints, turns: Ints, keeps: Flags, makers: Ints) -> Ints:
+    """Run `agenda`; have `keeps[j]` there when its position `turns[j]` runs and drop the rest; recompute missing inputs by `makers`.
+
+    `makers[j]` holds up to the turn j, the last one from there on.
+    """
     num = len(a.size)
     have = np.zeros(num, np.bool_)
     made = np.zeros(num, np.bool_)
@@ -90,15 +93,18 @@ def build(a: Arrays, agenda: Ints, turns: Ints, keeps: Flags, maker: Ints) -> In
     ran = np.zeros(len(a.time), np.bool_)
     out = np.empty(64 + 4 * len(agenda), np.int64)
     stack = np.empty(64 + 4 * len(a.time), np.int64)
-    n, seen = 0, 0
+    n, seen, stage = 0, 0, 0
     longest = 64 * (len(agenda) + 16)
     for i in range(len(agenda)):
+        maker = makers[min(stage, len(makers) - 1)]
         for j in range(len(turns)):
             if turns[j] != i:
                 continue
             for p in range(seen, n):
                 for k in range(a.out_ptr[out[p]], a.out_ptr[out[p] + 1]):
                     made[a.out_idx[k]] = True
+                for k in range(a.take_ptr[out[p]], a.take_ptr[out[p] + 1]):
+                    made[a.take_new[k]] = True
             seen = n
             for s in range(num):  # made, dropped and wanted again: last chance
                 if keeps[j, s] and made[s] and not have[s] and maker[s] >= 0 and a.replayable[maker[s]]:
@@ -107,6 +113,7 @@ def build(a: Arrays, agenda: Ints, turns: Ints, keeps: Flags, maker: Ints) -> In
         for j in range(len(turns)):
             if turns[j] == i:
                 drop_others(a, agenda[i], keeps[j], have, once)
+                stage += 1
     return out[:n]
 
 
@@ -122,12 +129,15 @@ def default_makers(model: Model) -> Ints:
 def keep_at(
     model: Model, turns: Sequence[int], keeps: Sequence[Iterable[int]], agenda: Ints | None = None, makers: Ints | None = None
 ) -> Ints:
-    """The sequence that keeps exactly `keeps[j]` at position `turns[j]` of the agenda and recomputes the rest when it is read."""
+    """The sequence that keeps exactly `keeps[j]` at position `turns[j]` of the agenda and recomputes the rest when it is read.
+
+    `makers` says by which forms: throughout, or a row for what is before each turn and one for what is after the last.
+    """
     order = np.array(model.agenda, np.int64) if agenda is None else agenda
     flags = np.zeros((len(turns), model.num_storages), np.bool_)
     for row, keep in zip(flags, keeps, strict=True):
         row[np.fromiter(keep, np.int64)] = True
-    chosen = default_makers(model) if makers is None else makers
+    chosen = np.atleast_2d(default_makers(model) if makers is None else makers)
     return np.asarray(drop_dead(model.arrays, build(model.arrays, order, np.array(turns, np.int64), flags, chosen)))
 
 

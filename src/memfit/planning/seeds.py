@@ -1,7 +1,7 @@
 """From a cut LP's solution to a sequence: which forms run, what is kept at the cut, and by what the rest comes back.
 
-The LP is rounded (k > 1/2 is kept). Which producer makes a storage, before the cut and after it, is the one the LP runs
-most; a graph without alternatives has no such choice and gets its plain agenda.
+The LP is rounded (k > 1/2 is kept). Which producer makes a storage, before a cut and after it, is the one the LP runs most
+there; a graph without alternatives has no such choice and gets its plain agenda. A whole solution is played as it is.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from memfit.planning.model import Floats, Ints, Model
 from memfit.planning.overwrite import find_siblings
 
 _HALF = 0.5
+_CLOSE = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +37,14 @@ def seeds_from(model: Model, solution: CutSolution, rank: Ints | None = None) ->
     part of why its values are cheap. The step's own order has less to say for it, but is never against the judge's rules.
     """
     plain = find_siblings(model).plain
-    again, first = (
+    after = solution.again + 1e-3 * solution.runs[0]
+    again, first, *staged_makers = (
         np.where(makers >= 0, plain[makers], makers)
-        for makers in (chosen_makers(model, solution.again + 1e-3 * solution.runs[0]), chosen_makers(model, solution.total))
+        for makers in (
+            chosen_makers(model, after),
+            chosen_makers(model, _firsts(solution) if _whole(solution) else solution.total),
+            *(chosen_makers(model, runs + 1e-3 * after) for runs in solution.runs),
+        )
     )
     agenda = agenda_for(model, first)
     calm = agenda if rank is None else agenda[np.argsort(rank[agenda], kind="stable")]
@@ -46,7 +52,21 @@ def seeds_from(model: Model, solution: CutSolution, rank: Ints | None = None) ->
     kept = [np.flatnonzero(keep > _HALF) for keep in solution.keep]
     for order in (staged, agenda) if not np.array_equal(staged, agenda) else (agenda,):
         turns = [_turn(model, order, cut) for cut in solution.cuts]
-        yield Seed(sequence=keep_at(model, turns, kept, order, again), makers=again)
+        yield Seed(sequence=keep_at(model, turns, kept, order, np.stack(staged_makers)), makers=again)
+
+
+def _whole(solution: CutSolution) -> bool:
+    return all(bool((np.abs(values - np.round(values)) < _CLOSE).all()) for values in (*solution.keep, *solution.runs))
+
+
+def _firsts(solution: CutSolution) -> Floats:
+    """The earlier a form first runs the greater its weight, 0 where it does not."""
+    weight = np.zeros(len(solution.runs[0]))
+    for j in reversed(range(len(solution.runs))):
+        if j < len(solution.at):
+            weight[solution.at[j] > _HALF] = 2 * (len(solution.runs) - j) - 1
+        weight[solution.runs[j] > _HALF] = 2 * (len(solution.runs) - j)
+    return weight
 
 
 def _stages(model: Model, solution: CutSolution, plain: Ints) -> Ints:

@@ -189,6 +189,26 @@ def test_what_one_op_makes_is_one_cut() -> None:
     assert solution.bound_ns <= model.base_time_ns
 
 
+def test_what_is_overwritten_is_made_again() -> None:
+    """Where only the in-place form fits, what it overwrote is not there for those who read it later, and comes back by running its op."""
+    storages = tuple(memfit.Storage(id=i, size_bytes=size) for i, size in enumerate((1, 10, 10, 1)))
+    tensors = tuple(memfit.Tensor(id=i, storage=i) for i in range(4))
+    over = memfit.Variant(name="in place", inputs=(1,), outputs=(2,), inplace_of=((2, 1),))
+    ops = (
+        memfit.Op(id=0, name="a", inputs=(0,), outputs=(1,)),
+        memfit.Op(id=1, name="b", inputs=(1,), outputs=(2,), variants=(over,)),
+        memfit.Op(id=2, name="c", inputs=(1, 2), outputs=(3,)),
+    )
+    graph = memfit.Graph(ops=ops, tensors=tensors, storages=storages, sources=(0,), results=(0, 3))
+    model = build_model(graph, uniform_costs(graph))
+    time = model.arrays.time
+    roomy, tight = (CutProgram(model, (2,)).solve_whole(limit, time_limit_s=5) for limit in (25, 15))
+    assert roomy is not None
+    assert tight is not None
+    assert roomy.time_ns == model.base_time_ns
+    assert tight.time_ns == tight.bound_ns == model.base_time_ns + int(time[0])
+
+
 def test_refined_cuts_meet_the_plan() -> None:
     """Where the program's answer fits when it is played, nothing is left to search for."""
     graph = _chain(24)
