@@ -82,7 +82,7 @@ def drive(args: argparse.Namespace) -> None:
             while len(running := [p for p in running if p.poll() is None]) >= args.jobs:
                 time.sleep(0.2)
             if time.perf_counter() < end:
-                running.append(_start(args, *task, lock.name, threads=4))
+                running.append(_start(args, *task, lock.name, threads=max(2, (os.cpu_count() or 2) // args.jobs)))
         for process in running:
             process.wait()
 
