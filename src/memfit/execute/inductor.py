@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import copyreg
 import functools
-import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -94,14 +93,11 @@ class Inductor:
 
 @functools.cache
 def _wake_workers() -> None:
-    """The processes that build kernels and those that write code take seconds to start: they do so while the model is traced."""
+    """The processes that build kernels take seconds to start: they do so while the model is traced."""
     from torch._inductor.async_compile import AsyncCompile
 
     AsyncCompile.warm_pool()
     AsyncCompile.use_process_pool()
-    if torch.cuda.is_available() and (pool := writer_pool()) is not None:
-        for _ in range(_num_writers()):
-            pool.submit(_import_all)
 
 
 # -- processes that write code ---------------------------------------------------------------------------------------
@@ -115,7 +111,8 @@ _PRECISIONS = (
 )
 
 
-def _num_writers() -> int:
+def num_writers() -> int:
+    """How many would pay: cores besides this process's own, if Inductor keeps anything on disk."""
     from torch._inductor import config
     from torch._inductor.async_compile import get_compile_threads
 
@@ -124,25 +121,12 @@ def _num_writers() -> int:
 
 @functools.cache
 def writer_pool() -> Any:
-    """Processes that import torch anew (a fork of one that has seen the GPU could not use it), or None where they would not pay.
-
-    They end after a minute without work and with this process.
-    """
+    """Processes that import torch anew: a fork of one that has seen the GPU could not use it. They end after a minute without work."""
     from torch._inductor.compile_worker.subproc_pool import SubprocKind, SubprocPool
 
-    if _num_writers() < 2:
-        return None
-    try:
-        pool = SubprocPool(_num_writers(), kind=SubprocKind.SPAWN, quiesce=True)
-    except OSError:  # no process can be started here
-        return None
+    pool = SubprocPool(num_writers(), kind=SubprocKind.SPAWN, quiesce=True)
     atexit.register(pool.shutdown)
     return pool
-
-
-def _import_all() -> None:
-    _lowering()
-    importlib.import_module("torch._inductor.compile_fx")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ A writer that fails costs time and nothing else.
 from __future__ import annotations
 
 import operator
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import map_aggregate
 
-from memfit.execute.inductor import Inductor, Settings, leave_kernels_out, num_found_on_disk, writer_pool
+from memfit.execute.inductor import Inductor, Settings, leave_kernels_out, num_found_on_disk, num_writers, writer_pool
 
 
 class Piece(Protocol):
@@ -33,37 +34,48 @@ class Piece(Protocol):
 
 P = TypeVar("P", bound=Piece)
 _FEWEST = 8  # regions: fewer are written here before other processes have started
+_AHEAD = 2  # jobs per writer, so that none waits for this process
 
 
 def as_written(regions: Sequence[P]) -> Iterator[P]:
-    """The regions, each when its code has been written elsewhere; as they come where that would not pay.
+    """The regions, each when its code has been written elsewhere; while none is ready, the smallest, to be written by the caller.
 
-    One is compiled by the caller first: if its code was on disk already, so is everybody's.
+    One comes first to show whether code is on disk already: then all come as they are, and no process is started.
     """
-    pool = writer_pool() if len(regions) >= _FEWEST else None
-    if pool is None:
+    if len(regions) < _FEWEST or num_writers() < 2:
         yield from regions
         return
-    largest_first = sorted(regions, key=lambda r: -r.num_ops)
+    todo = deque(sorted(regions, key=lambda r: -r.num_ops))
+    middle = todo[len(todo) // 2]
+    todo.remove(middle)
     found_before = num_found_on_disk()
-    yield largest_first.pop(len(regions) // 2)
+    yield middle
     if num_found_on_disk() > found_before:
-        yield from largest_first
+        yield from todo
         return
-    settings = Settings.here()
-    jobs: dict[Future[None], P] = {}
-    for region in largest_first:
-        text = Text.of(*region.source())
-        if text is None:
-            yield region
-            continue
-        try:
-            jobs[pool.submit(write, text, settings)] = region
-        except RuntimeError:  # the pool is gone
-            yield region
-    while jobs:
-        for done in wait(jobs, return_when=FIRST_COMPLETED).done:
-            yield jobs.pop(done)
+    settings, jobs = Settings.here(), dict[Future[None], P]()
+    while todo or jobs:
+        while todo and len(jobs) < _AHEAD * num_writers():
+            region = todo.popleft()
+            job = _submitted(region, settings)
+            if job is None:
+                yield region
+            else:
+                jobs[job] = region
+        done = [job for job in jobs if job.done()]
+        if not done and todo:
+            yield todo.pop()
+        for job in done or (wait(jobs, return_when=FIRST_COMPLETED).done if jobs and not todo else ()):
+            yield jobs.pop(job)
+
+
+def _submitted(region: Piece, settings: Settings) -> Future[None] | None:
+    """The job of writing it; None where it cannot be sent or nobody is there."""
+    text = Text.of(*region.source())
+    try:
+        return None if text is None else writer_pool().submit(write, text, settings)
+    except (RuntimeError, OSError):
+        return None
 
 
 def write(text: Text, settings: Settings) -> None:

@@ -113,6 +113,7 @@ def as_given(regions: list[Region]) -> list[str]:
 
 @pytest.mark.parametrize("pool", [None, Refusing(), Closed(), ThreadPoolExecutor(2)])
 def test_every_region_comes_once_whatever_the_writers_do(regions: list[Region], pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writers, "num_writers", lambda: 0 if pool is None else 2)
     monkeypatch.setattr(writers, "writer_pool", lambda: pool)
     monkeypatch.setattr(writers, "write", lambda *_: None)
     assert as_given(regions) == sorted(r.digest for r in regions)
@@ -121,14 +122,15 @@ def test_every_region_comes_once_whatever_the_writers_do(regions: list[Region], 
 
 def test_code_that_is_on_disk_is_not_written_again(regions: list[Region], monkeypatch: pytest.MonkeyPatch) -> None:
     found = iter(range(100))
-    monkeypatch.setattr(writers, "writer_pool", lambda: object())  # has no `submit`
+    monkeypatch.setattr(writers, "num_writers", lambda: 2)
+    monkeypatch.setattr(writers, "writer_pool", lambda: pytest.fail("a process was started"))
     monkeypatch.setattr(writers, "num_found_on_disk", lambda: next(found))
     assert as_given(regions) == sorted(r.digest for r in regions)
 
 
 @pytest.fixture
 def two_writers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr(inductor, "_num_writers", lambda: 2)
+    monkeypatch.setattr(inductor, "num_writers", lambda: 2)
     writer_pool.cache_clear()
     pool = writer_pool()
     yield pool
