@@ -29,6 +29,7 @@ from memfit.execute.arena import BLOCK_BYTES, StepArena, installed
 from memfit.execute.codegen import generate
 from memfit.execute.session import Ready
 from memfit.planning import plan as find_plan
+from memfit.planning.compile_ahead import start_compiling
 from memfit.planning.layout import tight_layout
 from memfit.planning.portfolio import Portfolio
 from memfit.report.progress import Progress
@@ -69,6 +70,8 @@ def _make_ready(
     task: Task, call: Call, budget: Budget, accumulates: bool, planner: str | Planner, time_limit_s: float, plan: Plan | None
 ) -> Ready:
     with Progress("memfit") as progress:
+        if plan is None and budget.device_bytes is not None:
+            _compile_planner_meanwhile(task)
         progress.update("tracing the model")
         offers = (task.costed(c, progress) for c in task.offers(call, accumulates=accumulates))
         first = next(offers)
@@ -101,6 +104,12 @@ def _make_ready(
             margin_bytes=margin_bytes,
             arena=planned_arena(captured.device),
         )
+
+
+def _compile_planner_meanwhile(task: Task) -> None:
+    """On a machine that never planned; not where ops are timed on the cores that would compile."""
+    if task.device is not None or all(p.device.type != "cpu" for p in task.model.parameters()):
+        start_compiling()
 
 
 def planned_arena(device: torch.device) -> StepArena | None:
@@ -261,6 +270,7 @@ def study(
     """Capture and cost a step as `fit` does, without planning it: a plan made for `captured.graph` is one that `fit` accepts."""
     reserve_bytes = parse_bytes(reserve, what="reserve")
     task, call = task_and_call(model, example_inputs, loss_fn, example_targets, optimizer, device, reserve_bytes)
+    _compile_planner_meanwhile(task)
     with Progress("memfit") as progress, torch.enable_grad():
         progress.update("tracing the model")
         offers = (task.costed(c, progress) for c in task.offers(call))

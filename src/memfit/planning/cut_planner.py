@@ -18,6 +18,7 @@ from memfit.core.units import format_bytes
 from memfit.planning.base import Problem
 from memfit.planning.calm import calmed
 from memfit.planning.chain_dp import chain_sequences
+from memfit.planning.compile_ahead import with_kernels
 from memfit.planning.cut_lp import CutProgram
 from memfit.planning.drop_cheap import DropCheap
 from memfit.planning.floor import required_storages
@@ -51,7 +52,7 @@ class CutPlanner:
     max_cuts: int = 12
 
     def plan(self, problem: Problem) -> Outcome:
-        search = Search(problem)
+        search = Search(with_kernels(problem))
         explore_cuts(search, max_cuts=self.max_cuts)
         return outcome_of(search, self.name)
 

@@ -24,6 +24,14 @@ def inlined(function: Function) -> Function:
     return cast(Function, njit(cache=True, error_model="numpy", no_cfunc_wrapper=True, inline="always")(function))
 
 
+def is_cached(compiled: Any) -> bool:
+    """Whether this kernel is on disk, for its source as it is; also where that cannot be found out, or numba is switched off."""
+    try:
+        return not isinstance(compiled, Dispatcher) or bool(compiled.overloads) or bool(vars(compiled)["_cache"]._cache_file._load_index())
+    except (KeyError, AttributeError, OSError, ValueError):
+        return True
+
+
 def _without_literals(compiled: Any) -> Any:
     if isinstance(compiled, Dispatcher):  # a plain function where numba is switched off
         template = compiled.get_call_template

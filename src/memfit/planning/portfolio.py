@@ -11,6 +11,7 @@ from memfit.core.outcome import Outcome, Status
 from memfit.planning.anytime import improve_until
 from memfit.planning.base import Planner, Problem
 from memfit.planning.chain_dp import ChainDp
+from memfit.planning.compile_ahead import with_kernels
 from memfit.planning.cut_planner import (
     LARGE,
     explore_calm,
@@ -61,6 +62,7 @@ class Portfolio:
         if whole.status is Status.OPTIMAL:  # room for everything: no kernel is compiled for that
             problem.tell(whole.require_plan().timeline.time_ns, whole.lower_bound_ns, "keep all")
             return whole
+        problem = with_kernels(problem)
         search = Search(problem, enough_points=self.enough_points, max_runs=self.max_runs)
         limit_s = problem.time_limit_s
         try:
