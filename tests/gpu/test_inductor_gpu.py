@@ -107,13 +107,14 @@ model, x, y = convolutions()
 whole = memfit.estimate(model, (x,), loss_fn=torch.nn.functional.cross_entropy, example_targets=(y,)).peak_bytes
 budget = int(0.6 * whole)
 fitted = fit(model, x, y, budget, check=False)
-for _ in range(5):
+for _ in range(12):
     model.zero_grad(set_to_none=True)
     torch.cuda.reset_peak_memory_stats()
     fitted(x, y).backward()
     torch.cuda.synchronize()
 print(json.dumps({{"reserved": torch.cuda.max_memory_reserved(), "allocated": torch.cuda.max_memory_allocated(), "budget": budget,
-                   "arena": fitted.report().arena_bytes, "finite": all(bool(p.grad.isfinite().all()) for p in model.parameters())}}))
+                   "arena": fitted.report().arena_bytes, "notes": fitted.report().notes,
+                   "finite": all(bool(p.grad.isfinite().all()) for p in model.parameters())}}))
 """
 
 
@@ -126,4 +127,4 @@ def test_reserved_bytes_with_the_planned_arena() -> None:
     assert result["finite"]
     assert result["arena"] is not None
     assert result["allocated"] <= result["budget"]
-    assert result["reserved"] <= result["budget"] + 64 * 2**20  # a pool takes chunks of 32 MiB
+    assert result["reserved"] <= result["budget"]

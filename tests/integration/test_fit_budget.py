@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -180,6 +181,40 @@ def test_a_measured_miss_is_planned_again_tighter(monkeypatch: pytest.MonkeyPatc
     assert same(train(fitted, [(x, y)] * 3), train(plain, [(x, y)] * 3))
     assert fitted.plan.timeline.peak_bytes < before
     assert any("tighter" in note for note in fitted.report().notes)
+
+
+class FullArena:
+    """In place of a planned arena: it has always reserved too much."""
+
+    def __init__(self, reserved: int) -> None:
+        self.reserved, self.height_bytes = reserved, 0
+
+    def start(self) -> Any:
+        return self
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def finish(self) -> None: ...
+
+    def reserved_bytes(self) -> int:
+        return self.reserved
+
+
+@pytest.mark.parametrize(("over", "is_planned_again"), [(2000, True), (0, False), (-1, False)])
+def test_reserved_bytes_over_the_budget_are_planned_again_tighter(over: int, is_planned_again: bool) -> None:
+    fitted, _, x, y = _fitted_and_plain()
+    train(fitted, [(x, y)])
+    shape, budget = fitted._memfit._current(), fitted.report().budget_bytes
+    shape.ready = replace(shape.ready, arena=FullArena(budget + over))
+    train(fitted, [(x, y)] * 2)
+    assert not shape.reserved_replans
+    train(fitted, [(x, y)] * 2)
+    assert fitted.report().budget_bytes == budget
+    assert shape.tighter_by == (over if is_planned_again else 0)
+    assert fitted.plan.timeline.peak_bytes <= budget - shape.tighter_by
+    assert any(note.startswith("reserved") for note in fitted.report().notes) == is_planned_again
 
 
 def test_an_interrupt_in_the_middle_of_backward_leaves_a_sane_model() -> None:

@@ -56,7 +56,7 @@ class StepArena:
     """The arena of one planned step. `start` a run for every forward; enter it around forward and backward; `finish` it."""
 
     def __init__(self, allocator: Allocator, device: int, pack: Pack) -> None:
-        self.allocator, self.pack, self.library = allocator, pack, allocator.library
+        self.allocator, self.device, self.pack, self.library = allocator, device, pack, allocator.library
         self.library.functions.memfit_empty()  # what measuring left behind: lasting tensors would settle in it and pin it
         self.program = int(self.library.functions.memfit_new_program(device))
         self.num_packings = 0
@@ -69,6 +69,12 @@ class StepArena:
     def start(self) -> Run:
         self.allocator.settle()
         return Run(self)
+
+    def reserved_bytes(self) -> int:
+        """All that the process has taken from the device, after what it does not need went back."""
+        self.allocator.settle()
+        self.library.functions.memfit_empty()
+        return self.library.stats(self.device).reserved_bytes
 
     def settle(self, run: int) -> None:
         verdict = self.last = self.library.verdict(run)

@@ -20,6 +20,9 @@ from memfit.core.units import format_bytes, format_percent
 from memfit.execute.check import Verdict, compare
 from memfit.execute.session import GradientSink, Ready, Session, run
 
+_KNOWN_AFTER = 3  # steps: one recorded, one at planned offsets, one to see what outlived it
+_RESERVED_REPLANS = 2
+
 
 class Meter(Protocol):
     def start(self) -> None: ...
@@ -45,6 +48,7 @@ class _Shape:
     notes: list[str] = field(default_factory=list)
     steps: int = 0
     oom_replans: int = 0
+    reserved_replans: int = 0
 
     @property
     def budget_bytes(self) -> int | None:
@@ -119,6 +123,8 @@ class Stepper:
             self._raise_own_error(args, kwargs)
             raise
         self.latest = shape
+        if shape.steps == _KNOWN_AFTER:
+            self._hold_reserved(shape)
         session = Session(shape.ready, sources, trial=shape.steps == 0, replan=lambda ready: self._after_oom(shape, ready))
         if session.trial:
             session.watch = Trial(self, shape, lambda: self.plain(args, kwargs))
@@ -213,6 +219,17 @@ class Stepper:
             over = measured - predicted
             shape.notes.append(f"measured {format_bytes(measured)} against {format_bytes(predicted)} predicted: planned again, tighter")
             self._tighten(shape, shape.tighter_by + over)
+
+    def _hold_reserved(self, shape: _Shape) -> None:
+        """In a planned arena the reserved bytes are known after some steps, and a miss above the budget re-plans tighter by as much."""
+        arena, budget = shape.ready.arena, shape.budget_bytes
+        if arena is None or budget is None or shape.reserved_replans >= _RESERVED_REPLANS:
+            return
+        reserved = arena.reserved_bytes()
+        if reserved > budget:
+            shape.reserved_replans += 1
+            shape.notes.append(f"reserved {format_bytes(reserved)} of a budget of {format_bytes(budget)}: planned again, tighter")
+            self._tighten(shape, shape.tighter_by + reserved - budget)
 
     def _tighten(self, shape: _Shape, tighter_by: int) -> None:
         try:

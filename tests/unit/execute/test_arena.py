@@ -130,6 +130,7 @@ def test_the_second_step_lies_in_one_arena_as_high_as_the_load(device: Device) -
     assert stats.arena_bytes == -(-step.height_bytes // PAGE) * PAGE
     assert stats.reserved_bytes == stats.arena_bytes
     assert stats.allocated_bytes == 0
+    assert step.reserved_bytes() == stats.arena_bytes
     for _ in range(5):
         train(device, step.start(), SIZES)
     assert step.num_packings == 1
