@@ -320,17 +320,25 @@ class CutProgram:
         return replace(self._solution(found.x, bound - _SAFETY * self.time_scale), prices=prices)
 
     def solve_whole(
-        self, limit_bytes: int, *, time_limit_s: float, gap: float = _WHOLE_GAP, low: Floats | float = 0.0, high: Floats | None = None
+        self,
+        limit_bytes: int,
+        *,
+        time_limit_s: float,
+        gap: float = _WHOLE_GAP,
+        low: Floats | float = 0.0,
+        high: Floats | None = None,
+        small_bytes: int = 0,
     ) -> CutSolution | None:
         """The same with every storage kept or not, nothing half: what comes out can be played as it is, and the bound is higher.
 
-        With variables held in narrower limits (`low`, `high`) it is a seed: its bound is then none for other plans.
+        Of storages under `small_bytes` a half may be kept. With variables held in narrower limits (`low`, `high`) it is a seed: its
+        bound is then none for other plans.
         """
         if limit_bytes < self.model.arrays.base_bytes:
             return None
         whole = np.zeros(self.num_variables, np.bool_)
         for numbers in self.keep:
-            whole[numbers[numbers >= 0]] = True
+            whole[numbers[(numbers >= 0) & (self.model.arrays.size >= small_bytes)]] = True
         several = np.array([f for makers in self.model.producers if len(makers) > 1 for f in makers], np.int64)
         for numbers in (*self.runs, *self.at):  # with one producer each, whole keeps make whole runs by themselves
             whole[numbers[several][numbers[several] >= 0]] = True

@@ -33,6 +33,7 @@ from memfit.planning.replay import INVALID, peak_and_time, usage_of
 from memfit.planning.search import Search
 from memfit.planning.seeds import seeds_from
 from memfit.planning.sqrt_segments import SqrtSegments, bytes_made, segments_sequence
+from memfit.planning.stages import explore_stages, widest
 
 SHARES = (1.0, 0.97, 0.93, 0.88, 0.8, 0.7, 0.6)
 """Shares of the budget the LP is solved for."""
@@ -42,6 +43,10 @@ _LOOKED_AT = 8
 """Cuts whose LP is solved before one is chosen to be refined."""
 _CLOSE_POINTS = 0.05
 """A gap so small that the first cut will do."""
+_WIDE_POINTS = 1.0
+"""A gap up to which cuts are best added one by one, each solved exactly."""
+_WIDE_GAIN = 0.002
+"""How much more, in parts of the step's time, the LP of a chain of cuts at wide ops must say."""
 LARGE = 3000
 """Forms from which on seeds are found by guessing the share rather than by repair."""
 
@@ -138,6 +143,38 @@ def explore_chains(search: Search, *, seconds: float) -> None:
     program = first_program(search.problem.model)
     if program is not None:
         explore_milestones(search, program, seconds=seconds)
+
+
+def explore_wide(search: Search, *, seconds: float) -> Chain | None:
+    """Chains of cuts at the ops that need most, where these say what one cut does not, and the solver is up to the graph."""
+    problem = search.problem
+    if search.done or (search.best is not None and search.gap_points <= _WIDE_POINTS):
+        return None
+    chain = _wide_chain(problem)
+    if chain is None or len(chain.cuts) == 1:
+        return None
+    first = CutProgram(problem.model, chain.cuts, spans=False).solve(problem.limit_bytes, time_limit_s=max(0.5 * seconds, 0.5))
+    gain = 0 if first is None else first.bound_ns - search.bound_ns
+    if search.best is not None and gain < _WIDE_GAIN * problem.model.base_time_ns:
+        return None
+    explore_stages(search, chain, seconds=seconds)
+    return chain
+
+
+def wide_bound_ns(problem: Problem) -> int | None:
+    """What the LP of the first cut and of those at the widest ops says, quickly; None where nothing fits, 0 where there is no cut."""
+    chain = _wide_chain(problem)
+    program = first_program(problem.model) if chain is None else CutProgram(problem.model, chain.cuts, spans=False)
+    if program is None:
+        return 0
+    solution = program.solve(problem.limit_bytes, time_limit_s=10.0)
+    return None if solution is None else solution.bound_ns
+
+
+def _wide_chain(problem: Problem) -> Chain | None:
+    """The first cut and those at the ops that need most; None where the graph is too large for several cuts, or has no cut."""
+    first = next(cuts_near_peak(problem.model, np.array(problem.model.agenda, np.int64)), None)
+    return None if first is None or problem.model.num_forms >= LARGE else widest(problem, first)
 
 
 def explore_refined(search: Search, *, seconds: float) -> Chain | None:

@@ -65,6 +65,13 @@ def find_floor(model: Model) -> Floor:
     return Floor(bytes=best, form=form, time_ns=_least_time(model), where=where)
 
 
+def working_sets(model: Model) -> list[tuple[int, int]]:
+    """(the least that is held when it is made, storage) of what every plan makes, the most demanding first."""
+    earlier = _results_before(model)
+    made = [s for s in required_storages(model) if model.producers[s]]
+    return sorted(((min(_working_set(model, f, earlier[f]) for f in model.producers[s]), s) for s in made), reverse=True)
+
+
 def required_storages(model: Model) -> set[int]:
     """Storages every plan makes: the results, and whatever all producers of a required storage read."""
     return _closure(model, [s for s in range(model.num_storages) if model.arrays.pinned[s]])

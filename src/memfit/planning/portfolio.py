@@ -21,8 +21,9 @@ from memfit.planning.cut_planner import (
     explore_refined,
     explore_segments,
     explore_simple,
-    first_program,
+    explore_wide,
     outcome_of,
+    wide_bound_ns,
 )
 from memfit.planning.drop_cheap import DropCheap
 from memfit.planning.greedy import Greedy
@@ -31,13 +32,19 @@ from memfit.planning.refine import lengthen
 from memfit.planning.reorder import movable_fraction, precedence
 from memfit.planning.search import Search
 from memfit.planning.sqrt_segments import SqrtSegments
+from memfit.planning.windows import explore_windows
 
-_PLAIN_SHARE, _PLAIN_SHARE_WITHOUT_HOPE = 0.5, 0.85
-"""Share of the time for the step without its operator variants, where it has any: more where their bound says that they cannot save much."""
-_HOPE = 0.005
-"""How much lower, in parts of the step's time, the bound with variants must be for them to be hoped for."""
+_PLAIN_SHARES = ((0.005, 0.2), (0.002, 0.5), (0.0, 0.85))
+"""Share of the time for the step without its operator variants, where it has any: by how much lower, in parts of the step's time, the
+bound with variants is."""
+_AHEAD = 0.002
+"""How much faster, in parts of the step's time, the first plan with variants must be for the one without to be left alone."""
+_MOSTLY = 0.5
+"""Share from which on what comes after the plain step's plan need not be thorough."""
 _FINISH_SHARE = 0.05
 """Share of the time in which a plan whose gap is small enough may still become better."""
+_WIDE_SHARE, _WINDOW_SHARE = 0.15, 0.12
+"""Shares of the time for chains of cuts at wide ops, and for exact programs over parts of a plan."""
 _IRREGULAR = 0.8
 """Share of movable ops from which on another order is the first thing to try."""
 
@@ -70,27 +77,29 @@ class Portfolio:
             if self.reorder and (problem.model.num_forms >= LARGE or movable_fraction(precedence(problem.model)) > _IRREGULAR):
                 explore_calm(search)
             explore_cuts(search, max_cuts=1, seconds=max(2.0, (0.1 if problem.model.num_forms < LARGE else 0.5) * limit_s))
-            plain = any(op.variants for op in problem.graph.ops) and not search.done and not search.nearly_closed
-            if plain:
-                self._explore_plain(search)
+            chain = explore_wide(search, seconds=_WIDE_SHARE * limit_s)
+            variants = any(op.variants for op in problem.graph.ops) and not search.done and not search.nearly_closed
+            plain = variants and self._explore_plain(search) >= _MOSTLY
             if self.reorder and (search.bound_ns <= search.floor.time_ns or search.best is None):
                 explore_calm(search)  # no cut says that anything must be made twice: it may be a matter of order
             if not plain or search.best is None:  # what these give came with the plain plan
-                explore_chains(search, seconds=max(1.0, 0.1 * limit_s))
+                explore_chains(search, seconds=max(1.0, 0.1 * limit_s) if search.best is None else 0.05 * limit_s)
                 explore_simple(search)
             if self.reorder and search.best is None and not search.done:
                 explore_orders(search, seconds=0.1 * limit_s)
-            chain = explore_refined(search, seconds=0.2 * limit_s)
+            chain = chain or explore_refined(search, seconds=0.2 * limit_s)
             if search.good_enough:
                 improve_until(search, seconds=_FINISH_SHARE * limit_s, seed=self.seed, finish=True)
             elif not search.done:
                 if not plain:
                     explore_segments(search)
                 improve_until(search, seconds=0.2 * limit_s, seed=self.seed, patience=self.patience)
+                if not search.good_enough and problem.model.num_forms < LARGE:
+                    explore_windows(search, seconds=_WINDOW_SHARE * limit_s, seed=self.seed)
             if chain is None:  # too large for chains of cuts
                 explore_cuts(search, max_cuts=12, first=1, seconds=max(1.0, 0.6 * limit_s))
             else:
-                lengthen(search, chain, seconds=(0.15 if plain else 0.35) * limit_s)
+                lengthen(search, chain, seconds=(0.15 if plain else 0.3) * limit_s)
             if self.reorder and not plain and not search.done and not search.good_enough:
                 explore_orders(search, seconds=0.05 * limit_s)
             improve_until(search, seed=self.seed + 100, patience=self.patience)
@@ -99,27 +108,35 @@ class Portfolio:
         outcome = outcome_of(search, self.name)
         return _by_simpler_means(problem, outcome) if outcome.status is Status.UNKNOWN and self.max_runs is None else outcome
 
-    def _explore_plain(self, search: Search) -> None:
-        """The plan without operator variants as a seed: with more to choose from a plan is never slower than without."""
+    def _explore_plain(self, search: Search) -> float:
+        """The plan without operator variants as a seed: with more to choose from a plan is never slower than without.
+
+        Returns the share of the time it was given: none where its bound says that it is slower than what is known, or its first plan does.
+        """
         problem = search.problem
         graph = replace(problem.graph, ops=tuple(replace(op, variants=()) for op in problem.graph.ops), digest="")
         none: tuple[tuple[int, ...], ...] = ((),) * len(graph.ops)
         costs = replace(problem.costs, variant_time_ns=none, variant_workspace_bytes=none, graph_digest=graph.digest)
         plain = Problem(graph=graph, costs=costs, budget=problem.budget)
-        hopeful = search.bound_ns < _first_bound_ns(plain) - _HOPE * problem.model.base_time_ns
-        seconds = (_PLAIN_SHARE if hopeful else _PLAIN_SHARE_WITHOUT_HOPE) * max(problem.seconds_left, 0.0)
+        bound_ns = wide_bound_ns(plain)
+        if bound_ns is None or (search.best is not None and (bound_ns >= search.best_time_ns or _ahead(search, plain))):
+            return 0.0
+        saved = (bound_ns - (wide_bound_ns(problem) or 0)) / max(problem.model.base_time_ns, 1)
+        share = next(share for least, share in _PLAIN_SHARES if saved >= least or least == 0.0)
+        seconds = share * max(problem.seconds_left, 0.0)
         found = replace(self, patience=None).plan(replace(plain, time_limit_s=seconds, started_s=perf_counter()))
         if found.plan is not None:
             number = {form: f for f, form in enumerate(problem.model.forms)}
             forms = [number[c.op, c.variant] for c in found.plan.schedule.computes if (c.op, c.variant) in number]
             search.mend(np.array(forms, np.int64), search.makers, "without variants")
+        return share
 
 
-def _first_bound_ns(problem: Problem) -> int:
-    """What the LP of the first cut says; 0 where there is none."""
-    program = first_program(problem.model)
-    solution = None if program is None else program.solve(problem.limit_bytes, time_limit_s=5.0)
-    return 0 if solution is None else solution.bound_ns
+def _ahead(search: Search, plain: Problem) -> bool:
+    """Whether the first plan with variants is clearly faster than the first one without."""
+    other = Search(replace(plain, time_limit_s=max(0.1 * search.problem.seconds_left, 0.0), started_s=perf_counter()))
+    explore_cuts(other, max_cuts=1)
+    return other.best is None or other.best_time_ns > search.best_time_ns + _AHEAD * search.problem.model.base_time_ns
 
 
 def _by_simpler_means(problem: Problem, outcome: Outcome) -> Outcome:

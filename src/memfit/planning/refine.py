@@ -85,7 +85,7 @@ def lengthen(search: Search, chain: Chain, *, seconds: float) -> None:
             break
         _raise_bound(search, solution)
         problem.tell(search.best_time_ns if search.best is not None else None, search.bound_ns, f"{len(chain.cuts)} cuts")
-        played, _ = _offer(search, solution, f"{len(program.cuts)} cuts")
+        played, _ = offer_seeds(search, solution, f"{len(program.cuts)} cuts")
         gained = solution.bound_ns > reached + _WORTHWHILE * problem.model.base_time_ns
         stale, reached = (0 if gained else stale + 1), max(reached, solution.bound_ns)
         chain.drop_idle(solution.prices)
@@ -101,24 +101,24 @@ def _raise_bound(search: Search, solution: CutSolution) -> None:
 def _play(search: Search, program: CutProgram, solution: CutSolution, seconds: float) -> Ints:
     """Play and mend a solution, and those for somewhat less than the budget. Returns the given one as it was played."""
     limit, began, name = search.problem.limit_bytes, search.problem.seconds, f"{len(program.cuts)} cuts"
-    played, peak = _offer(search, solution, name)
+    played, peak = offer_seeds(search, solution, name)
     share = 1.0
     while 0 < peak / max(limit, 1) - 1 <= _SMALL_MISS and share > 0.9 and search.problem.seconds - began < seconds:
         share *= 0.9998 * limit / peak
         tighter = program.solve_whole(int(limit * share), time_limit_s=0.5 * seconds)
         if tighter is None or search.nearly_closed:
             break
-        _, peak = _offer(search, tighter, f"{name} at {share:.1%}")
+        _, peak = offer_seeds(search, tighter, f"{name} at {share:.1%}")
     for share in SHARES:
         if search.nearly_closed or search.problem.seconds - began > seconds:
             break
         rounded = program.solve(int(limit * share), time_limit_s=seconds)
         if rounded is not None:
-            _offer(search, rounded, f"{name} at {share:.0%}")
+            offer_seeds(search, rounded, f"{name} at {share:.0%}")
     return played
 
 
-def _offer(search: Search, solution: CutSolution, note: str) -> tuple[Ints, int]:
+def offer_seeds(search: Search, solution: CutSolution, note: str) -> tuple[Ints, int]:
     """Mend and offer each order of the solution; returns the one with the least peak as it was before mending."""
     best: tuple[int, Ints] | None = None
     for seed in seeds_from(search.problem.model, solution, search.rank):
@@ -139,29 +139,29 @@ class Chain:
     able: dict[int, Flags]
     idle: set[int]  # cuts that were in the chain and said nothing
 
-    def __init__(self, model: Model, first: int) -> None:
-        self.model, self.cuts = model, (first,)
+    def __init__(self, model: Model, first: int | None = None) -> None:
+        self.model, self.cuts = model, () if first is None else (first,)
         self.required = required_storages(model)
         self.able, self.idle = {}, set()
 
     def cut_again(self, sequence: Ints, limit_bytes: int) -> bool:
         """Insert the first production before which `sequence` holds most, among those over the limit that have a place."""
+        return any(self.insert(storage) for storage in self.fullest(sequence, limit_bytes))
+
+    def fullest(self, sequence: Ints, limit_bytes: int = 0) -> list[int]:
+        """First productions of what every plan makes, in order of what `sequence` holds since the one before; those over the limit."""
         usage = usage_of(self.model.arrays, sequence)
         seen: set[int] = set()
         stretches: list[tuple[int, int]] = []
         begin = 0
         for p, f in enumerate(sequence):
-            fresh = [s for s in self.model.outs[f] if s in self.required and s not in seen]
+            made = (*self.model.outs[f], *(new for new, _ in self.model.takes[f]))
+            fresh = [s for s in made if s in self.required and s not in seen]
             seen.update(fresh)
             if fresh:
                 stretches.append((int(usage[begin : p + 1].max()), fresh[0]))
                 begin = p + 1
-        for held, storage in sorted(stretches, reverse=True):
-            if held <= limit_bytes:
-                return False
-            if self.insert(storage):
-                return True
-        return False
+        return [storage for held, storage in sorted(stretches, reverse=True) if held > limit_bytes]
 
     def drop_idle(self, prices: tuple[float, ...]) -> None:
         """Leave out the cuts at which the budget costs nothing: the others' bound stands without them."""
