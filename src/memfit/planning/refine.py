@@ -26,6 +26,8 @@ _MOST_CUTS = 20
 _MOST_ROWS = 150_000
 _CLOSED = 1e-4
 """Gap of a 0-1 program, in parts of the step's time, up to which it counts as solved."""
+_ROUGH = (0.01, 0.005)
+"""Shares of the budget below which a storage is small."""
 _SMALL_MISS = 0.1
 """A seed over budget by no more than this share is solved for again with that much less."""
 SHARES = (0.97, 0.93, 0.88, 0.8)
@@ -54,6 +56,8 @@ def refine(search: Search, first: int, *, seconds: float) -> Chain:
         program = CutProgram(problem.model, chain.cuts) if left > 0 else None
         if program is None or len(program.rows) > _MOST_ROWS:
             break
+        if len(chain.cuts) == 1:
+            _solve_roughly(search, program, 0.1 * left)
         round_s = left if near else max(0.5 * left, 0.4)
         solution = program.solve_whole(problem.limit_bytes, time_limit_s=round_s)
         if solution is None:
@@ -69,6 +73,17 @@ def refine(search: Search, first: int, *, seconds: float) -> Chain:
         if open_still or not chain.cut_again(played, problem.limit_bytes):
             break
     return chain
+
+
+def _solve_roughly(search: Search, program: CutProgram, seconds: float) -> None:
+    """The program with what is small left open: often closed in a moment, where the exact one is not closed at all."""
+    limit = search.problem.limit_bytes
+    for small in _ROUGH:
+        solution = program.solve_whole(limit, time_limit_s=seconds, small_bytes=int(small * limit))
+        if solution is None or search.done:
+            break
+        _raise_bound(search, solution)
+        offer_seeds(search, solution, f"storages under {small:.1%} open")
 
 
 def lengthen(search: Search, chain: Chain, *, seconds: float) -> None:
