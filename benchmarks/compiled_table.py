@@ -16,13 +16,59 @@ def main() -> None:
     parser.add_argument("--png", type=Path, help="draw the frontiers here")
     args = parser.parse_args()
     records = [json.loads(line) for line in args.results.read_text().splitlines()]
-    print("\n\n".join(section(name, rows) for name, rows in by_model(records).items()))
+    models = by_model(records)
+    print("\n\n".join([summary(models), starts(models), *(section(name, rows) for name, rows in models.items())]))
     if args.png:
-        draw(by_model(records), args.png)
+        draw(models, args.png)
 
 
 def by_model(records: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     return {name: [r for r in records if r["model"] == name] for name in dict.fromkeys(r["model"] for r in records)}
+
+
+def summary(models: dict[str, list[dict[str, Any]]]) -> str:
+    """A line per model: memfit's time at each budget as a multiple of torch.compile's, and how many points of peers it does not beat.
+
+    Where the closed loop planned again, its last plan counts; a star marks a peak above the budget.
+    """
+    budgets = [*(f"memfit {share}" for share in ("100%", "75%", "50%", "40%", "33%", "25%")), "memfit a third of eager"]
+    lines = [
+        "| x torch.compile | GiB, ms | " + " | ".join(b.removeprefix("memfit ") for b in budgets) + " | peers' points beaten |",
+        "|" + "---|" * (len(budgets) + 3),
+    ]
+    for name, rows in models.items():
+        base = next((r for r in rows if r["what"] == "compile" and "ms" in r), None)
+        if base is not None:
+            cells = [_cell([r for r in rows if r["what"] == b], base["ms"]) for b in budgets]
+            lines.append(f"| {name} | {base['peak_bytes'] / 2**30:.2f}, {base['ms']:.1f} | {' | '.join(cells)} | {_beaten(rows)} |")
+    return "\n".join(lines)
+
+
+def _cell(rows: list[dict[str, Any]], base_ms: float) -> str:
+    timed = [r for r in rows if "ms" in r]
+    if not timed:
+        return {"InfeasibleBudget": "infeasible", "NoPlanFound": "no plan"}.get(rows[-1].get("status", ""), "failed") if rows else ""
+    last = timed[-1]
+    return f"{last['ms'] / base_ms:.3f}{'*' if last['peak_bytes'] > last['budget_bytes'] else ''}"
+
+
+def _beaten(rows: list[dict[str, Any]]) -> str:
+    points = [r for r in rows if "ms" in r and "peak_bytes" in r and "AdamW" not in r["what"]]
+    ours, peers = [[r for r in points if r["what"].startswith("memfit") == mine] for mine in (True, False)]
+    lost = [p["what"] for p in peers if not any(o["ms"] <= p["ms"] and o["peak_bytes"] <= p["peak_bytes"] for o in ours)]
+    return f"{len(peers) - len(lost)} of {len(peers)}" + (f", not: {', '.join(lost)}" if lost else "")
+
+
+def starts(models: dict[str, list[dict[str, Any]]]) -> str:
+    """Seconds to the end of the first step."""
+    lines = ["| seconds to the end of the first step | torch.compile | memfit.fit | memfit.fit, from disk |", "|---|---|---|---|"]
+    for name, rows in models.items():
+        found = {r["part"]: r["cold_s"] for r in rows if r["part"] in ("compile", "start", "start again") and "cold_s" in r}
+        if "start" in found:
+            lines.append(
+                f"| {name} | " + " | ".join(f"{found[p]:.0f}" if p in found else "" for p in ("compile", "start", "start again")) + " |"
+            )
+    return "\n".join(lines)
 
 
 def section(name: str, rows: list[dict[str, Any]]) -> str:
@@ -35,6 +81,10 @@ def section(name: str, rows: list[dict[str, Any]]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for r in rows:
+        if "reserved_bytes" in r:
+            text = ", ".join(f"{b / 2**30:.2f}" for b in r["reserved_bytes"])
+            lines.append(f"| {r['what']} | GiB reserved in each step: {text} | | | | {r['budget_bytes'] / 2**30:.2f} | |")
+            continue
         if "ms" not in r:
             text = (
                 r.get("reason")
@@ -53,7 +103,11 @@ def section(name: str, rows: list[dict[str, Any]]) -> str:
 
 
 def beaten_by(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    better = [r for r in rows if "ms" in r and r["ms"] < row["ms"] and r["peak_bytes"] <= row["peak_bytes"] and "AdamW" not in r["what"]]
+    better = [
+        r
+        for r in rows
+        if "ms" in r and "peak_bytes" in r and r["ms"] < row["ms"] and r["peak_bytes"] <= row["peak_bytes"] and "AdamW" not in r["what"]
+    ]
     return min(better, key=lambda r: float(r["ms"]))["what"] if better else ""
 
 
@@ -70,7 +124,7 @@ def draw(models: dict[str, list[dict[str, Any]]], path: Path) -> None:
     for axis in axes.flat[len(models) :]:
         axis.set_visible(False)
     for axis, (name, rows) in zip(axes.flat, models.items(), strict=False):
-        points = [r for r in rows if "ms" in r and "AdamW" not in r["what"]]
+        points = [r for r in rows if "ms" in r and "peak_bytes" in r and "AdamW" not in r["what"]]
         for kind, colour in _COLOURS.items():
             own = sorted((r["peak_bytes"] / 2**30, r["ms_min"]) for r in points if _kind(r["what"]) == kind)
             if own:
