@@ -21,6 +21,8 @@ _LEAST_PATIENCE_S = 1.0
 _SLACK, _WAVE_S = 0.012, 3.0
 """How much slower a plan may be and still be walked on from: falling to nothing, again and again."""
 _MOST_WALKS = 6
+_WIDE_POINTS = 5.0
+"""A gap from which on walks also set out anew from what did not fit."""
 _LEAST_WALK_S = 0.7
 _SLICE = 0.35
 """Of the time left, the share that one round over all walks takes."""
@@ -70,11 +72,19 @@ class _Clock:
 
 
 def _walks(search: Search, seed: int, most: int) -> list[Neighbourhood]:
-    """One from each of the best plans known, or from the closest miss; no more than there is time for."""
+    """One from each of the best plans known and of the closest misses where the gap is wide; no more than there is time for.
+
+    Near the floor the first plan a walk finds decides where it ends, so while nothing fits several set out from the closest miss.
+    """
     a, limit = search.problem.model.arrays, search.problem.limit_bytes
-    starts = [(sequence, makers) for _, sequence, makers in search.pool[: min(max(most, 1), _MOST_WALKS)]]
+    most = min(max(most, 1), _MOST_WALKS)
+    starts = [(sequence, makers) for _, sequence, makers in search.pool]
     if search.best is None and search.closest is not None:
-        starts = [(search.closest, search.makers)]
+        starts = [(search.closest, search.makers)] * _MOST_WALKS
+    elif search.miss is not None and search.gap_points > _WIDE_POINTS and most > 1:
+        again = [(search.miss, search.makers)] * (most // 2)
+        starts = starts[: most - len(again)] + again
+    starts = starts[:most]
     return [
         Neighbourhood(arrays=a, limit=limit, maker=makers, current=start, siblings=search.siblings, seed=seed + number)
         for number, (start, makers) in enumerate(starts)

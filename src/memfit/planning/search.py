@@ -31,6 +31,7 @@ class Search:
     best_time_ns: int = 0
     pool: list[tuple[int, Ints, Ints]] = field(default_factory=list)  # the fastest that fit: time, sequence, makers
     closest: Ints | None = None  # least peak seen, while nothing fits
+    miss: Ints | None = None  # the closest, when the first plan that fits was found
     closest_peak_bytes: int = 2**62
     rank: Ints | None = None  # where each form stands in an order that holds less than the step's own
     bound_ns: int = 0
@@ -83,6 +84,8 @@ class Search:
         peak, time = peak_and_time(self.problem.model.arrays, sequence)
         if peak == INVALID or (self.max_runs is not None and len(sequence) and np.bincount(sequence).max() > self.max_runs):
             return False
+        if self.best is None and peak <= self.problem.limit_bytes:
+            self.miss = self.closest
         if peak < self.closest_peak_bytes:
             self.closest, self.closest_peak_bytes = sequence, peak
         if peak <= self.problem.limit_bytes:

@@ -13,6 +13,7 @@ from memfit.core.budget import Budget
 from memfit.core.costs import uniform_costs
 from memfit.core.outcome import Status
 from memfit.planning import Progress, plan
+from memfit.planning.anytime import _walks, improve_until
 from memfit.planning.base import Problem
 from memfit.planning.cut_lp import CutProgram
 from memfit.planning.cut_planner import cuts_near_peak
@@ -238,3 +239,19 @@ def test_plans_are_reproducible(planner: str) -> None:
     graph = _chain(20)
     first, second = (plan(graph, budget=130, planner=planner, time_limit_s=0) for _ in range(2))
     assert first.require_plan().schedule == second.require_plan().schedule
+
+
+def test_while_nothing_fits_several_walks_set_out_and_some_again_later() -> None:
+    graph = _chain(30)
+    search = Search(Problem(graph=graph, costs=uniform_costs(graph), budget=Budget(device_bytes=60), time_limit_s=20.0))
+    search.offer(np.array(search.problem.model.agenda, np.int64))
+    walks = _walks(search, seed=0, most=4)
+    assert len(walks) == 4
+    assert all(walk.best_standing[0] > 0 for walk in walks)
+    improve_until(search, seconds=6.0)
+    assert search.best is not None
+    assert search.miss is not None
+    assert search.gap_points > 5
+    standings = [walk.best_standing[0] for walk in _walks(search, seed=0, most=4)]
+    assert min(standings) == 0
+    assert max(standings) > 0
