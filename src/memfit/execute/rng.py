@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from memfit.core.errors import Unsupported
+
+_CAPTURED = b""  # stands for a state nobody can know: the step is being captured in a CUDA graph
+
 
 def generator_of(device: torch.device) -> torch.Generator:
     """The default generator that ops on this device draw from."""
@@ -14,11 +18,21 @@ def generator_of(device: torch.device) -> torch.Generator:
 
 
 def get_state(device: torch.device) -> bytes:
-    """The generator's state: 16 bytes on CUDA, 5 KB on the CPU, cheaper than any mask. Not a tensor, so not in the allocator."""
+    """The generator's state: 16 bytes on CUDA, 5 KB on the CPU, cheaper than any mask. Not a tensor, so not in the allocator.
+
+    A CUDA graph takes the generator forward at every replay, so while one is captured there is no state to keep.
+    """
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return _CAPTURED
     return generator_of(device).get_state().numpy().tobytes()
 
 
 def set_state(device: torch.device, state: bytes) -> None:
+    if state == _CAPTURED:
+        raise Unsupported(
+            'a step that draws the same random numbers twice cannot be captured in a CUDA graph: fit with engine="inductor", whose '
+            "random numbers come from seeds that are kept, or leave dropout out."
+        )
     generator_of(device).set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
