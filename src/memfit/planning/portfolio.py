@@ -45,6 +45,8 @@ _FINISH_SHARE = 0.05
 """Share of the time in which a plan whose gap is small enough may still become better."""
 _WIDE_SHARE, _WINDOW_SHARE = 0.15, 0.12
 """Shares of the time for chains of cuts at wide ops, and for exact programs over parts of a plan."""
+_AMPLE_S = 15.0
+"""Time limit from which on there is time for a better bound even where a chain of cuts at wide ops has given one."""
 _IRREGULAR = 0.8
 """Share of movable ops from which on another order is the first thing to try."""
 
@@ -87,7 +89,7 @@ class Portfolio:
                 explore_simple(search)
             if self.reorder and search.best is None and not search.done:
                 explore_orders(search, seconds=0.1 * limit_s)
-            chain = chain or explore_refined(search, seconds=0.2 * limit_s)
+            wide, chain = chain is not None, chain or explore_refined(search, seconds=0.2 * limit_s)
             if search.good_enough:
                 improve_until(search, seconds=_FINISH_SHARE * limit_s, seed=self.seed, finish=True)
             elif not search.done:
@@ -98,8 +100,8 @@ class Portfolio:
                     explore_windows(search, seconds=_WINDOW_SHARE * limit_s, seed=self.seed)
             if chain is None:  # too large for chains of cuts
                 explore_cuts(search, max_cuts=12, first=1, seconds=max(1.0, 0.6 * limit_s))
-            else:
-                lengthen(search, chain, seconds=(0.15 if plain else 0.3) * limit_s)
+            elif not wide or limit_s >= _AMPLE_S:
+                lengthen(search, chain, seconds=(0.15 if plain or wide else 0.3) * limit_s)
             if self.reorder and not plain and not search.done and not search.good_enough:
                 explore_orders(search, seconds=0.05 * limit_s)
             improve_until(search, seed=self.seed + 100, patience=self.patience)
