@@ -111,13 +111,15 @@ def held_by(a: Arrays, seq: Ints, inplace: Ints, usage: Ints) -> bool:
 
 
 @inlined
-def step_at(a: Arrays, seq: Ints, usage: Ints, limit: int, q: int, maker: Ints, top: int, wide: int, noise: float, inplace: Ints) -> Ints:
-    """The sequence after the best insertion for position q; empty when nothing helps there."""
+def step_at(
+    a: Arrays, seq: Ints, usage: Ints, limit: int, q: int, maker: Ints, top: int, wide: int, noise: float, bold: bool, inplace: Ints
+) -> Ints:
+    """The sequence after the best insertion for position q; empty when nothing helps there. A bold one wants more than what is over."""
     victims, next_use = np.empty(len(a.size), np.int64), np.empty(len(a.size), np.int64)
     count = idle_values(a, seq, q, maker, victims, next_use)
     if count == 0:
         return seq[:0]
-    height = NEVER if noise > 0 else int(usage[q]) - limit  # a greedy repair wants no more than what is over; a search looks further
+    height = NEVER if bold else int(usage[q]) - limit
     worth = jitter(count, noise)
     for i in range(count):
         worth[i] *= -min(a.size[victims[i]], height) / (a.time[maker[victims[i]]] + 1.0)
@@ -133,7 +135,7 @@ def step_at(a: Arrays, seq: Ints, usage: Ints, limit: int, q: int, maker: Ints, 
 
 @kernel
 def mended(
-    a: Arrays, seq: Ints, limit: int, maker: Ints, top: int, wide: int, noise: float, inplace: Ints, steps: int, seed: int
+    a: Arrays, seq: Ints, limit: int, maker: Ints, top: int, wide: int, noise: float, bold: bool, inplace: Ints, steps: int, seed: int
 ) -> tuple[Ints, bool]:
     """Up to `steps` insertions, each of which takes bytes over the limit away; and whether there is more to do."""
     np.random.seed(seed)
@@ -152,7 +154,7 @@ def mended(
             q = int(np.argmax(heights))
             if heights[q] <= limit:
                 break
-            better = step_at(a, seq, usage, limit, q, maker, top, wide, noise, inplace)
+            better = step_at(a, seq, usage, limit, q, maker, top, wide, noise, bold, inplace)
             if len(better):
                 break
             for p in range(max(q - 2, 0), min(q + 3, len(heights))):

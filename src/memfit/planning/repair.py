@@ -184,6 +184,8 @@ def judge_insertions(a: Arrays, seq: Ints, limit: int, rows: Ints, order: Ints, 
 class Repairer:
     """`top` insertions are judged exactly, of `wide` idle values looked at; `noise` makes a search out of a greedy rule.
 
+    `bold` values bytes beyond what is over at the height: sooner done, and now and then dearer.
+
     With `inplace` sequences are plain, and fit if they do with in-place forms put in. For a sequence that overwrites by itself each
     insertion is judged from the start.
     """
@@ -194,6 +196,7 @@ class Repairer:
     top: int = 24
     wide: int = 96
     noise: float = 0.0
+    bold: bool = True
     random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     inplace: Ints = field(default_factory=lambda: NONE)
 
@@ -204,7 +207,9 @@ class Repairer:
         piece, more = max(2_000_000 // (len(seq) + 1) ** 2, 1) if deadline_s < float("inf") else max_steps, True
         while more and max_steps > 0:
             seed, steps = int(self.random.integers(2**31)), min(piece, max_steps)
-            seq, more = mended(self.arrays, seq, self.limit, self.maker, self.top, self.wide, self.noise, self.inplace, steps, seed)
+            seq, more = mended(
+                self.arrays, seq, self.limit, self.maker, self.top, self.wide, self.noise, self.bold, self.inplace, steps, seed
+            )
             max_steps -= steps
             if perf_counter() > deadline_s:
                 break

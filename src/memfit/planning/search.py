@@ -105,7 +105,7 @@ class Search:
             del self.pool[_REMEMBERED:]
 
     def mend(self, sequence: Ints, makers: Ints, note: str, *, top: int = 24, wide: int = 96, seconds: float = 20.0) -> bool:
-        """Repair, polish, offer; each of the two for at most `seconds`."""
+        """Repair in two ways, polish, offer; each of them for at most `seconds`."""
         a, limit = self.problem.model.arrays, self.problem.limit_bytes
         if self.best is not None or len(a.time) < 3000:  # another seed is likely better than this one mended at length
             seconds = min(seconds, max(0.08 * self.problem.time_limit_s, 0.5))
@@ -114,10 +114,16 @@ class Search:
             top, wide = min(top, 6), min(wide, 10)
         makers = np.where(makers >= 0, self.siblings.plain[makers], makers)
         inplace = self.siblings.known
-        fixer = Repairer(arrays=a, limit=limit, maker=makers, top=top, wide=wide, inplace=inplace)
         steps = 400 if len(a.time) < 3000 else 4000
-        fixed = fixer.run(self.siblings.plain[np.asarray(sequence)], steps, perf_counter() + seconds)
-        peak, _ = peak_and_time(a, overwritten(a, fixed, self.siblings))
-        if peak != INVALID and peak <= limit:
-            fixed = polish(a, fixed, limit, 6, perf_counter() + seconds, inplace=inplace)
-        return self.offer(fixed, note, makers)
+        plain, better = self.siblings.plain[np.asarray(sequence)], False
+        for bold in (False, True) if len(a.time) < 3000 else (False,):
+            fixer = Repairer(arrays=a, limit=limit, maker=makers, top=top, wide=wide, inplace=inplace, bold=bold)
+            fixed = fixer.run(plain, steps, perf_counter() + seconds)
+            untouched = np.array_equal(fixed, plain)
+            peak, _ = peak_and_time(a, overwritten(a, fixed, self.siblings))
+            if peak != INVALID and peak <= limit:
+                fixed = polish(a, fixed, limit, 6, perf_counter() + seconds, inplace=inplace)
+            better |= self.offer(fixed, note, makers)
+            if untouched:
+                break
+        return better

@@ -255,3 +255,29 @@ def test_while_nothing_fits_several_walks_set_out_and_some_again_later() -> None
     standings = [walk.best_standing[0] for walk in _walks(search, seed=0, most=4)]
     assert min(standings) == 0
     assert max(standings) > 0
+
+
+def test_mending_is_no_worse_than_either_way_of_repair() -> None:
+    """A repair that wants no more than what is over, and one that values all it can get: now one is cheaper, now the other."""
+    compared = differed = 0
+    for seed in range(40):
+        rng = Random(seed)
+        graph = random_graph(rng, LAYERS)
+        costs = random_costs(rng, graph, max_levels=0)
+        peak = plan(graph, costs, planner="keep_all").require_plan().timeline.peak_bytes
+        problem = Problem(graph=graph, costs=costs, budget=Budget(device_bytes=int(0.85 * peak)))
+        search = Search(problem)
+        a, agenda = problem.model.arrays, np.array(problem.model.agenda, np.int64)
+        times = []
+        for bold in (False, True):
+            fixed = Repairer(arrays=a, limit=problem.limit_bytes, maker=search.makers, bold=bold).run(agenda, 400)
+            if peak_and_time(a, fixed)[0] <= problem.limit_bytes:
+                times.append(peak_and_time(a, polish(a, fixed, problem.limit_bytes))[1])
+        search.mend(agenda, search.makers, "")
+        if times and not search.siblings.any:
+            compared += 1
+            differed += len(set(times)) > 1
+            assert search.best is not None
+            assert search.best_time_ns <= min(times)
+    assert compared >= 10
+    assert differed >= 1
