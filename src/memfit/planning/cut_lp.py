@@ -41,6 +41,7 @@ from scipy.sparse import csr_matrix, vstack
 from memfit.planning.branch_and_bound import solve_mixed
 from memfit.planning.floor import required_for, required_storages
 from memfit.planning.model import Flags, Floats, Ints, Model
+from memfit.planning.reach import made_by, members, of_several, runnable_without, takers_of
 
 Span = tuple[int, int]
 """Stages from the first to the last, both included: stage j ends with cut j."""
@@ -78,24 +79,6 @@ class CutSolution:
         return np.asarray(np.sum(self.runs[1:], axis=0))
 
 
-def runnable_without(model: Model, cut: int) -> Flags:
-    """The forms that can run before storage `cut` has ever been made."""
-    have = model.arrays.source.copy()
-    able = np.zeros(model.num_forms, np.bool_)
-    makers = set(model.producers[cut])
-    changed = True
-    while changed:  # one pass when ops are in order; more only for alternative producers that come later
-        changed = False
-        for f in range(model.num_forms):
-            if not able[f] and f not in makers and all(have[s] for s in model.ins[f]):
-                able[f] = changed = True
-                for s in model.outs[f]:
-                    have[s] = True
-                for s, _ in model.takes[f]:
-                    have[s] = True
-    return able
-
-
 class CutProgram:
     """The program of one cut, or of a chain of cuts each of which must come after the one before; solved for many budgets."""
 
@@ -105,14 +88,14 @@ class CutProgram:
         self.num_variables = 0
         able = [runnable_without(model, cut) for cut in cuts]
         self.runs = [self._number(flags) for flags in (*able, np.ones(model.num_forms, np.bool_))]
-        self.at = [self._number(_members(model.producers[cut], model.num_forms)) for cut in cuts]
-        self.keep = [self._number(_made_by(model, flags)) for flags in able]
-        again = _members([g for s in self.takers for g in model.producers[s]], model.num_forms) & model.arrays.replayable
+        self.at = [self._number(members(model.producers[cut], model.num_forms)) for cut in cuts]
+        self.keep = [self._number(made_by(model, flags)) for flags in able]
+        again = members([g for s in self.takers for g in model.producers[s]], model.num_forms) & model.arrays.replayable
         self.more = [self._number((numbers >= 0) & again) for numbers in self.runs]
         self.spans = {(stage, stage): numbers for stage, numbers in enumerate(self.runs)}
         chain = [(i, j) for j in range(len(self.runs)) for i in range(j)] if spans and len(self.cuts) > 1 else []
         self.spans |= {(first, last): self._number(self.runs[last] >= 0) for first, last in chain}
-        self.made = {span: self._number(_of_several(model, numbers >= 0)) for span, numbers in self.spans.items()}
+        self.made = {span: self._number(of_several(model, numbers >= 0)) for span, numbers in self.spans.items()}
         self.rows: list[list[tuple[int, float]]] = []
         self.right: list[float] = []
         for span in self.spans:
@@ -390,33 +373,5 @@ class CutProgram:
         return float(np.minimum(reduced, 0.0) @ self.most - dual @ right)
 
 
-def takers_of(model: Model) -> dict[int, list[int]]:
-    """The forms that overwrite each storage that any form overwrites."""
-    takers: dict[int, list[int]] = {}
-    for f, takes in enumerate(model.takes):
-        for _, old in takes:
-            takers.setdefault(old, []).append(f)
-    return takers
-
-
 def _pick(values: Floats, numbers: Ints) -> Floats:
     return np.where(numbers >= 0, values[numbers], 0.0)
-
-
-def _members(items: Sequence[int], count: int) -> Flags:
-    flags = np.zeros(count, np.bool_)
-    flags[list(items)] = True
-    return flags
-
-
-def _of_several(model: Model, forms: Flags) -> Flags:
-    """The storages that two or more of these forms can make."""
-    return np.array([sum(bool(forms[f]) for f in makers) > 1 for makers in model.producers], np.bool_)
-
-
-def _made_by(model: Model, forms: Flags) -> Flags:
-    """The storages that can be there when only these forms may have run."""
-    have = model.arrays.source.copy()
-    for f in np.flatnonzero(forms):
-        have[[*model.outs[f], *(new for new, _ in model.takes[f])]] = True
-    return have

@@ -145,20 +145,20 @@ def explore_chains(search: Search, *, seconds: float) -> None:
         explore_milestones(search, program, seconds=seconds)
 
 
-def explore_wide(search: Search, *, seconds: float) -> Chain | None:
-    """Chains of cuts at the ops that need most, where these say what one cut does not, and the solver is up to the graph."""
+def explore_wide(search: Search, *, seconds: float) -> bool:
+    """Chains of cuts at the ops that need most, where these say what one cut does not, and the solver is up to the graph; whether so."""
     problem = search.problem
     if search.done or (search.best is not None and search.gap_points <= _WIDE_POINTS):
-        return None
+        return False
     chain = _wide_chain(problem)
     if chain is None or len(chain.cuts) == 1:
-        return None
+        return False
     first = CutProgram(problem.model, chain.cuts, spans=False).solve(problem.limit_bytes, time_limit_s=max(0.5 * seconds, 0.5))
     gain = 0 if first is None else first.bound_ns - search.bound_ns
     if search.best is not None and gain < _WIDE_GAIN * problem.model.base_time_ns:
-        return None
+        return False
     explore_stages(search, chain, seconds=seconds)
-    return chain
+    return True
 
 
 def wide_bound_ns(problem: Problem) -> int | None:
@@ -185,7 +185,7 @@ def explore_refined(search: Search, *, seconds: float) -> Chain | None:
     bounds: list[tuple[int, int, int]] = []
     for number, cut in enumerate(cuts_near_peak(problem.model, np.array(problem.model.agenda, np.int64))):
         if number >= (1 if search.best is not None and search.gap_points <= _CLOSE_POINTS else _LOOKED_AT) or (
-            number and problem.seconds > stop - 0.85 * seconds
+            number and problem.seconds > stop - 0.7 * seconds
         ):
             break
         solution = CutProgram(problem.model, (cut,)).solve(problem.limit_bytes, time_limit_s=max(problem.seconds_left, 0.1))

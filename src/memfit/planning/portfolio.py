@@ -46,7 +46,7 @@ _FINISH_SHARE = 0.05
 _WIDE_SHARE, _WINDOW_SHARE = 0.15, 0.12
 """Shares of the time for chains of cuts at wide ops, and for exact programs over parts of a plan."""
 _AMPLE_S = 15.0
-"""Time limit from which on there is time for a better bound even where a chain of cuts at wide ops has given one."""
+"""Time limit from which on there is time for a better bound where a chain of cuts at wide ops has given one."""
 _IRREGULAR = 0.8
 """Share of movable ops from which on another order is the first thing to try."""
 
@@ -79,7 +79,7 @@ class Portfolio:
             if self.reorder and (problem.model.num_forms >= LARGE or movable_fraction(precedence(problem.model)) > _IRREGULAR):
                 explore_calm(search)
             explore_cuts(search, max_cuts=1, seconds=max(2.0, (0.1 if problem.model.num_forms < LARGE else 0.5) * limit_s))
-            chain = explore_wide(search, seconds=_WIDE_SHARE * limit_s)
+            hurried = explore_wide(search, seconds=_WIDE_SHARE * limit_s) and limit_s < _AMPLE_S
             variants = any(op.variants for op in problem.graph.ops) and not search.done and not search.nearly_closed
             plain = variants and self._explore_plain(search) >= _MOSTLY
             if self.reorder and (search.bound_ns <= search.floor.time_ns or search.best is None):
@@ -89,7 +89,7 @@ class Portfolio:
                 explore_simple(search)
             if self.reorder and search.best is None and not search.done:
                 explore_orders(search, seconds=0.1 * limit_s)
-            wide, chain = chain is not None, chain or explore_refined(search, seconds=0.2 * limit_s)
+            chain = None if hurried else explore_refined(search, seconds=0.2 * limit_s)
             if search.good_enough:
                 improve_until(search, seconds=_FINISH_SHARE * limit_s, seed=self.seed, finish=True)
             elif not search.done:
@@ -98,10 +98,10 @@ class Portfolio:
                 improve_until(search, seconds=0.2 * limit_s, seed=self.seed, patience=self.patience)
                 if not search.good_enough and problem.model.num_forms < LARGE:
                     explore_windows(search, seconds=_WINDOW_SHARE * limit_s, seed=self.seed)
-            if chain is None:  # too large for chains of cuts
+            if chain is not None:
+                lengthen(search, chain, seconds=(0.15 if plain else 0.35) * limit_s)
+            elif not hurried:  # too large for chains of cuts
                 explore_cuts(search, max_cuts=12, first=1, seconds=max(1.0, 0.6 * limit_s))
-            elif not wide or limit_s >= _AMPLE_S:
-                lengthen(search, chain, seconds=(0.15 if plain or wide else 0.3) * limit_s)
             if self.reorder and not plain and not search.done and not search.good_enough:
                 explore_orders(search, seconds=0.05 * limit_s)
             improve_until(search, seed=self.seed + 100, patience=self.patience)

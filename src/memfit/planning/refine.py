@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memfit.planning.cut_lp import CutProgram, CutSolution, runnable_without
+from memfit.planning.cut_lp import CutProgram, CutSolution
 from memfit.planning.floor import required_storages
 from memfit.planning.model import Flags, Ints, Model
+from memfit.planning.reach import runnable_without
 from memfit.planning.replay import INVALID, peak_and_time, usage_of
 from memfit.planning.search import Search
 from memfit.planning.seeds import seeds_from

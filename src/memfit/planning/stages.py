@@ -17,9 +17,9 @@ from memfit.planning.search import Search
 
 SMALL = 0.002
 """Share of the budget below which it is not decided whether a storage is kept or not: the program may keep half of it."""
-_WIDE = 0.5
+_WIDE = 0.4
 """Share of the budget that an op needs by itself to be a cut from the beginning."""
-_WIDEST = 3
+_WIDEST = 4
 _ADDED = 2
 """Cuts added in a round."""
 _MOST_CUTS = 14
