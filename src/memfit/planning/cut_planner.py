@@ -47,6 +47,8 @@ _WIDE_POINTS = 1.0
 """A gap up to which cuts are best added one by one, each solved exactly."""
 _WIDE_GAIN = 0.002
 """How much more, in parts of the step's time, the LP of a chain of cuts at wide ops must say."""
+_GREEDY_SHARE = 0.05
+"""Of the time left, for the greedy planner as a seed: in a narrow budget it thrashes, a quarter of the time was spent on that and nothing found."""
 LARGE = 3000
 """Forms from which on seeds are found by guessing the share rather than by repair."""
 
@@ -200,7 +202,7 @@ def explore_refined(search: Search, *, seconds: float) -> Chain | None:
 
 def explore_simple(search: Search) -> None:
     """What the simple planners give, mended and polished: auto is never worse than they are."""
-    for planner in (DropCheap(), SqrtSegments(), Greedy()):
+    for planner in (DropCheap(), SqrtSegments(), Greedy(time_share=_GREEDY_SHARE)):
         if search.done or search.good_enough or search.problem.model.num_forms > LARGE:
             break
         sequence = planner.sequence(search.problem)

@@ -27,13 +27,15 @@ class Greedy:
     name: str = "greedy"
     max_growth: int = 20
     """Give up when the sequence is this many times longer than the step: eviction is thrashing."""
+    time_share: float = 1.0
+    """Of the time left, how much may be spent."""
 
     def plan(self, problem: Problem) -> Outcome:
         return judged(problem, planner=self.name, sequence=self.sequence(problem))
 
     def sequence(self, problem: Problem) -> Ints | None:
         player = _Player(problem.model, problem.limit_bytes, self.max_growth * (len(problem.model.agenda) + 1))
-        found = player.play(perf_counter() + max(problem.seconds_left, 1.0))
+        found = player.play(perf_counter() + max(self.time_share * problem.seconds_left, 1.0))
         return None if found is None else np.array(found, np.int64)
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from random import Random
+from time import perf_counter
 
 import pytest
 from tests.strategies import random_costs, random_training_graph
 
 import memfit
+from memfit.core.budget import Budget
+from memfit.core.costs import uniform_costs
 from memfit.core.errors import BadInput, InfeasibleBudget, NoPlanFound
 from memfit.core.outcome import Status
 from memfit.core.schedule import Compute
 from memfit.core.simulate import simulate
 from memfit.planning import PLANNERS, plan
+from memfit.planning.base import Problem
+from memfit.planning.greedy import Greedy
 from memfit.planning.sequence import schedule_from_ops
 from memfit.planning.sqrt_segments import SqrtSegments
 
@@ -128,3 +133,20 @@ def test_views_are_made_again_after_a_recomputation() -> None:
     schedule = schedule_from_ops(graph, [(0, 0), (2, 0), (0, 0), (3, 0)])
     assert [s.op for s in schedule.steps if isinstance(s, Compute)] == [0, 1, 2, 0, 1, 3]
     assert simulate(graph, schedule).peak_bytes == 32
+
+
+def test_greedy_keeps_to_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a seed for `auto` it may thrash: it is asked to stop after a share of the time left, a second at least."""
+    deadlines: list[float] = []
+
+    def never(self: object, deadline_s: float) -> None:
+        deadlines.append(deadline_s - perf_counter())
+
+    monkeypatch.setattr("memfit.planning.greedy._Player.play", never)
+    graph = memfit.Graph(ops=(), tensors=(), storages=(), sources=(), results=())
+    for share, limit_s in ((1.0, 40.0), (0.05, 40.0), (0.05, 3.0)):
+        assert (
+            Greedy(time_share=share).sequence(Problem(graph=graph, costs=uniform_costs(graph), budget=Budget(), time_limit_s=limit_s))
+            is None
+        )
+    assert deadlines == pytest.approx([40.0, 2.0, 1.0], abs=0.5)
