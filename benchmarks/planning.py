@@ -34,6 +34,11 @@ _NOTE = (
     "baselines may be from an earlier run: each raw row names its commit and command."
 )
 
+_UNSEEN_NOTE = (
+    " Random layered graphs whose seeds were never used before. `best_known_points` is the better of this run and one from another seed for twice "
+    "as long, which does not stop at a small gap; `behind_points` is how far this run is from it. Where both say UNKNOWN nobody knows."
+)
+
 
 def measure(name: str, graph: Graph, costs: Costs, fraction: float, planner: str | Portfolio, seconds: float) -> dict[str, Any]:
     """One row: a planner at one budget."""
@@ -141,7 +146,7 @@ def main() -> None:
     write_results(
         f"planning_{options.theme}",
         title=f"Planners: {options.theme} graphs",
-        text=_NOTE,
+        text=_NOTE + (_UNSEEN_NOTE if options.theme == "unseen" else ""),
         columns=(*COLUMNS[:-1], *(("best_known_points", "behind_points") if options.theme == "unseen" else ()), "peak_rss_mib", "note"),
         rows=rows,
         run=provenance(0, ("numpy", "scipy", "numba", "ortools")),
