@@ -32,14 +32,20 @@ from memfit.planning.kernel import is_cached
 from memfit.planning.layout.greedy import _best_fit
 from memfit.planning.layout.schedule import with_layout
 from memfit.planning.lns import move_target
-from memfit.planning.mend import mended
+from memfit.planning.mend import idle_values, inserted, mended
 from memfit.planning.overwrite import overwrite
 from memfit.planning.polish import delete, kept_after
 from memfit.planning.reorder import greedy_order, low_peak_orders, precedence
-from memfit.planning.repair import Repairer
+from memfit.planning.repair import Repairer, closures_for, judge_insertions
 from memfit.planning.replay import drop_dead, measure, peak_and_time
 
-KERNELS = {"repair": (mended,), "rest": (measure, drop_dead, overwrite, kept_after, build, greedy_order, calm, move_target, _best_fit)}
+KERNELS = {
+    "repair": (mended,),
+    "rest": (
+        *(measure, drop_dead, overwrite, kept_after, build, greedy_order, calm, move_target, _best_fit),
+        *(idle_values, inserted, closures_for, judge_insertions),  # for sequences that overwrite
+    ),
+}
 """What each process compiles, of about equal length; all that most first plans call."""
 
 _LEAST_CORES = 2
@@ -89,6 +95,7 @@ def compile_now(name: str) -> None:
     if name == "repair":
         Repairer(arrays=a, limit=peak - 1, maker=makers).run(sequence, 2)
         return
+    Repairer(arrays=a, limit=peak - 1, maker=makers).run_judging(sequence, 2)
     overwrite(a, sequence, np.full(model.num_forms, -1, np.int64))
     delete(a, drop_dead(a, sequence), peak, np.arange(1))
     keep_at(model, (2,), ((),))

@@ -203,7 +203,7 @@ class Repairer:
     def run(self, seq: Ints, max_steps: int, deadline_s: float = float("inf")) -> Ints:
         """Insert recomputations until the sequence fits, nothing helps, or time is up; returns the best sequence reached."""
         if not len(seq) or (self.arrays.take_ptr[seq + 1] > self.arrays.take_ptr[seq]).any():
-            return self._run_judging(seq, max_steps, deadline_s)
+            return self.run_judging(seq, max_steps, deadline_s)
         piece, more = max(2_000_000 // (len(seq) + 1) ** 2, 1) if deadline_s < float("inf") else max_steps, True
         while more and max_steps > 0:
             seed, steps = int(self.random.integers(2**31)), min(piece, max_steps)
@@ -215,7 +215,8 @@ class Repairer:
                 break
         return np.asarray(seq)
 
-    def _run_judging(self, seq: Ints, max_steps: int, deadline_s: float) -> Ints:
+    def run_judging(self, seq: Ints, max_steps: int, deadline_s: float = float("inf")) -> Ints:
+        """The same for any sequence, each insertion judged from the start."""
         before, least = seq, NEVER
         for _ in range(max_steps + 1):
             usage, time = self._usage(seq)
