@@ -29,6 +29,7 @@ _ELEMENTWISE = {
     "prims.inductor_random",
     "prims.inductor_lookup_seed",
     "prims.iota",
+    "prims._low_memory_max_pool_offsets_to_indices",  # 64 bits from 8: what is kept are the 8
     "prims.fma",
     "aten.full",
     "aten.clone",

@@ -116,6 +116,20 @@ def test_backward_makes_elementwise_forward_values_again(step: Any) -> None:
     assert not any(t in fusion.crossing for op in masks for t in fine.graph.ops[op].outputs)
 
 
+def test_pooling_keeps_offsets_of_eight_bits_and_backward_makes_positions_of_them(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 6, 3), nn.MaxPool2d(3, 2, 1), nn.Flatten()]
+    model = nn.Sequential(*layers, nn.Linear(6 * 9, 5)).double()
+    data = torch.randn(4, 3, 14, 14, dtype=torch.float64), torch.randint(0, 5, (4,))
+    fine = capture(model, Call.flatten(data, {}), loss_fn=nn.functional.cross_entropy, num_targets=1, compiler=OneByOne())
+    coarse = with_regions(fine, OneByOne())
+    pooled = [fine.samples[t] for t in Fusion(fine, OneByOne().fuses).crossing]
+    kinds = {s.dtype for s in pooled if s is not None and s.dim() == 4 and not s.is_floating_point()}
+    assert kinds == {torch.int8}
+    costs = measured(coarse, cache=Cache(tmp_path / "costs.json"))
+    _check_against_plain(model, data, coarse, costs, find_plan(coarse.graph, costs, None, planner="keep_all").require_plan())
+
+
 def test_equal_blocks_share_one_region(step: Any) -> None:
     _, _, fine = step
     coarse = with_regions(fine, OneByOne())
