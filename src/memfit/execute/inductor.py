@@ -175,13 +175,6 @@ def leave_kernels_out() -> None:
     AsyncCompile.triton = lambda *_, **__: None  # type: ignore[method-assign]
 
 
-def num_found_on_disk() -> int:
-    """How often Inductor has found code in its cache since this process began."""
-    from torch._dynamo.utils import counters
-
-    return int(counters["inductor"]["fxgraph_cache_hit"])
-
-
 @functools.cache
 def _lowering() -> Any:
     import torch._inductor.lowering as lowering

@@ -11,9 +11,11 @@ A writer that fails costs time and nothing else.
 from __future__ import annotations
 
 import operator
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -21,7 +23,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import map_aggregate
 
-from memfit.execute.inductor import Inductor, Settings, leave_kernels_out, num_found_on_disk, num_writers, writer_pool
+from memfit.execute.inductor import Inductor, Settings, leave_kernels_out, num_writers, writer_pool
 
 
 class Piece(Protocol):
@@ -33,49 +35,76 @@ class Piece(Protocol):
 
 
 P = TypeVar("P", bound=Piece)
-_FEWEST = 8  # regions: fewer are written here before other processes have started
+_LONG_S = 30  # of work left: for less it is done here before other processes have imported torch
+_LOOK_S = 3  # of work, before how much is left can be told
 _AHEAD = 2  # jobs per writer, so that none waits for this process
 
 
 def as_written(regions: Sequence[P]) -> Iterator[P]:
-    """The regions, each when its code has been written elsewhere; while none is ready, the smallest, to be written by the caller.
+    """The regions, to be compiled by the caller one by one: the smallest first, and any whose code was written elsewhere meanwhile.
 
-    One comes first to show whether code is on disk already: then all come as they are, and no process is started.
+    Writers are started when the pace so far says that it will take long. Nobody is waited for: what a writer has not finished
+    when nothing else is left is written here too.
     """
-    if len(regions) < _FEWEST or num_writers() < 2:
-        yield from regions
-        return
-    todo = deque(sorted(regions, key=lambda r: -r.num_ops))
-    middle = todo[len(todo) // 2]
-    todo.remove(middle)
-    found_before = num_found_on_disk()
-    yield middle
-    if num_found_on_disk() > found_before:
-        yield from todo
-        return
-    settings, jobs = Settings.here(), dict[Future[None], P]()
+    todo, jobs = deque(sorted(regions, key=lambda r: -r.num_ops)), dict[Future[None], P]()
+    writers = Writers(left=lambda: sum(map(_work, todo))) if num_writers() >= 2 else None
     while todo or jobs:
-        while todo and len(jobs) < _AHEAD * num_writers():
+        while writers is not None and writers.are_ready and todo and len(jobs) < _AHEAD * num_writers():
             region = todo.popleft()
-            job = _submitted(region, settings)
+            job = writers.submit(region)
             if job is None:
                 yield region
             else:
                 jobs[job] = region
-        done = [job for job in jobs if job.done()]
-        if not done and todo:
-            yield todo.pop()
-        for job in done or (wait(jobs, return_when=FIRST_COMPLETED).done if jobs and not todo else ()):
-            yield jobs.pop(job)
+        finished = next((job for job in jobs if job.done()), None)
+        if finished is not None:
+            yield jobs.pop(finished)
+            continue
+        region = todo.pop() if todo else jobs.pop(next(reversed(jobs)))
+        begin = time.perf_counter()
+        yield region
+        if writers is not None:
+            writers.look(_work(region), time.perf_counter() - begin)
 
 
-def _submitted(region: Piece, settings: Settings) -> Future[None] | None:
-    """The job of writing it; None where it cannot be sent or nobody is there."""
-    text = Text.of(*region.source())
-    try:
-        return None if text is None else writer_pool().submit(write, text, settings)
-    except (RuntimeError, OSError):
-        return None
+def _work(region: Piece) -> int:
+    """In proportion to the time it takes: ops, and about five more for beginning."""
+    return region.num_ops + 5
+
+
+class Writers:
+    """The processes, from the moment they are worth starting. `left` tells how much work has not been given to anybody."""
+
+    def __init__(self, left: Callable[[], int]) -> None:
+        self.left = left
+        self.settings: Settings | None = None
+        self._done, self._done_s = 0, 0.0
+        self._awake: Future[None] | None = None
+
+    def look(self, work: int, seconds: float) -> None:
+        """After so much was compiled here: start the processes if the rest will take long."""
+        self._done, self._done_s = self._done + work, self._done_s + seconds
+        if self._awake is None and self._done_s >= _LOOK_S and self._done_s / self._done * self.left() >= _LONG_S:
+            self.settings = Settings.here()
+            with suppress(RuntimeError, OSError):
+                self._awake = writer_pool().submit(wake, self.settings)
+
+    @property
+    def are_ready(self) -> bool:
+        return self._awake is not None and self._awake.done() and self._awake.exception() is None
+
+    def submit(self, region: Piece) -> Future[None] | None:
+        """The job of writing it; None where it cannot be sent or nobody is there."""
+        text = Text.of(*region.source())
+        try:
+            return None if text is None else writer_pool().submit(write, text, self.settings)
+        except (RuntimeError, OSError):
+            return None
+
+
+def wake(settings: Settings) -> None:
+    """In a writer's process: import what writing needs."""
+    settings.apply()
 
 
 def write(text: Text, settings: Settings) -> None:

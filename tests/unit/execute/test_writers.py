@@ -5,12 +5,13 @@ from __future__ import annotations
 import operator
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch._inductor import config
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.utils import fresh_cache
@@ -19,13 +20,17 @@ from memfit.capture.inputs import Call
 from memfit.capture.region import Region
 from memfit.capture.regions import regions_of
 from memfit.execute import inductor, writers
-from memfit.execute.inductor import Inductor, Settings, num_found_on_disk, writer_pool
+from memfit.execute.inductor import Inductor, Settings, writer_pool
 from memfit.execute.writers import Text, as_written, write
 from memfit.task import Task
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="Inductor on the CPU needs a C++ compiler"
 )
+
+
+def num_found_on_disk() -> int:
+    return int(counters["inductor"]["fxgraph_cache_hit"])
 
 
 @pytest.fixture(scope="module")
@@ -93,39 +98,60 @@ def test_settings_travel() -> None:
     assert Settings.here() == before
 
 
-class Refusing:
-    """A pool whose every job fails."""
+class Pool:
+    """In place of the processes: does at once what it is given, or fails, or never ends."""
 
-    def submit(self, *_: Any) -> Future[None]:
-        failed: Future[None] = Future()
-        failed.set_exception(RuntimeError("killed"))
-        return failed
+    def __init__(self, how: str) -> None:
+        self.how, self.written = how, list[Text]()
 
-
-class Closed:
-    def submit(self, *_: Any) -> Future[None]:
-        raise RuntimeError("Attempting to use a closed pool")
-
-
-def as_given(regions: list[Region]) -> list[str]:
-    return sorted(r.digest for r in as_written(regions))
-
-
-@pytest.mark.parametrize("pool", [None, Refusing(), Closed(), ThreadPoolExecutor(2)])
-def test_every_region_comes_once_whatever_the_writers_do(regions: list[Region], pool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writers, "num_writers", lambda: 0 if pool is None else 2)
-    monkeypatch.setattr(writers, "writer_pool", lambda: pool)
-    monkeypatch.setattr(writers, "write", lambda *_: None)
-    assert as_given(regions) == sorted(r.digest for r in regions)
-    assert as_given(regions[:2]) == sorted(r.digest for r in regions[:2])
+    def submit(self, function: Any, *given: Any) -> Future[None]:
+        if self.how == "closed":
+            raise RuntimeError("Attempting to use a closed pool")
+        job: Future[None] = Future()
+        if self.how == "fails" and function is write:
+            job.set_exception(RuntimeError("killed"))
+        elif self.how != "hangs" or function is not write:
+            job.set_result(None)
+        if function is write:
+            self.written.append(given[0])
+        return job
 
 
-def test_code_that_is_on_disk_is_not_written_again(regions: list[Region], monkeypatch: pytest.MonkeyPatch) -> None:
-    found = iter(range(100))
+def compiled_with(pool: Pool, regions: list[Region], seconds_each: float, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Digests in the order of compiling, by a clock that only moves when something is compiled."""
+    clock = [0.0]
     monkeypatch.setattr(writers, "num_writers", lambda: 2)
-    monkeypatch.setattr(writers, "writer_pool", lambda: pytest.fail("a process was started"))
-    monkeypatch.setattr(writers, "num_found_on_disk", lambda: next(found))
-    assert as_given(regions) == sorted(r.digest for r in regions)
+    monkeypatch.setattr(writers, "writer_pool", lambda: pool)
+    monkeypatch.setattr(writers.time, "perf_counter", lambda: clock[0])
+    order = []
+    for region in as_written(regions):
+        clock[0] += seconds_each
+        order.append(region.digest)
+    return order
+
+
+@pytest.mark.parametrize("how", ["works", "fails", "hangs", "closed"])
+def test_every_region_comes_once_whatever_the_writers_do(how: str, regions: list[Region], monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool(how)
+    order = compiled_with(pool, regions, 100.0, monkeypatch)
+    assert sorted(order) == sorted(r.digest for r in regions)
+    assert bool(pool.written) == (how != "closed")
+
+
+def test_writers_take_the_largest_and_this_process_the_smallest(regions: list[Region], monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool("hangs")
+    order = compiled_with(pool, regions, 100.0, monkeypatch)
+    assert len(pool.written) == 4  # two for each, since none ends
+    sizes = [r.num_ops for r in sorted(regions, key=lambda r: order.index(r.digest))]
+    assert sizes[:-4] == sorted(sizes[:-4])
+    assert min(sizes[-4:]) >= max(sizes[:-4])
+
+
+def test_for_what_is_soon_done_no_process_is_started(regions: list[Region], monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Pool("works")
+    order = compiled_with(pool, regions, 0.2, monkeypatch)
+    assert sorted(order) == sorted(r.digest for r in regions)
+    assert not pool.written
 
 
 @pytest.fixture
