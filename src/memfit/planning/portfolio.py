@@ -47,6 +47,8 @@ _WIDE_SHARE, _WINDOW_SHARE = 0.15, 0.12
 """Shares of the time for chains of cuts at wide ops, and for exact programs over parts of a plan."""
 _AMPLE_S = 15.0
 """Time limit from which on there is time for a better bound where a chain of cuts at wide ops has given one."""
+_EARLY_SHARE, _FAR_POINTS = 0.12, 1.0
+"""With little time, the share of it for a search before cuts are refined, and the gap from which on."""
 _IRREGULAR = 0.8
 """Share of movable ops from which on another order is the first thing to try."""
 
@@ -89,6 +91,13 @@ class Portfolio:
                 explore_simple(search)
             if self.reorder and search.best is None and not search.done:
                 explore_orders(search, seconds=0.1 * limit_s)
+            if (
+                limit_s < _AMPLE_S
+                and not search.done
+                and not search.good_enough
+                and (search.best is None or search.gap_points > _FAR_POINTS)
+            ):
+                improve_until(search, seconds=_EARLY_SHARE * limit_s, seed=self.seed + 50)  # what a search gains it gains at once
             chain = None if hurried else explore_refined(search, seconds=0.2 * limit_s)
             if search.good_enough:
                 improve_until(search, seconds=_FINISH_SHARE * limit_s, seed=self.seed, finish=True)
