@@ -37,7 +37,7 @@ def example(name):
 def fit(model, x, y, optimizer=None, fraction=0.6):
     whole = memfit.estimate(model, (x,), loss_fn=nn.functional.cross_entropy, example_targets=(y,), optimizer=optimizer).peak_bytes
     return memfit.fit(model, (x,), budget=int(fraction * whole), optimizer=optimizer, loss_fn=nn.functional.cross_entropy,
-                      example_targets=(y,), check=False, allow=("recompute",))
+                      example_targets=(y,), check=False, allow=("recompute",), time_limit_s=3)
 """
 
 TRAIN = """

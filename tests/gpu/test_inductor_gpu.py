@@ -34,7 +34,9 @@ def language() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
 
 
 def fit(model: nn.Module, x: torch.Tensor, y: torch.Tensor, budget: int | str, **more: object) -> nn.Module:
-    return memfit.fit(model, (x,), budget=budget, loss_fn=nn.functional.cross_entropy, example_targets=(y,), engine="inductor", **more)
+    return memfit.fit(
+        model, (x,), budget=budget, loss_fn=nn.functional.cross_entropy, example_targets=(y,), engine="inductor", time_limit_s=3, **more
+    )
 
 
 def without_dropout(model: nn.Module) -> nn.Module:
