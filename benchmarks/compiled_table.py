@@ -27,6 +27,15 @@ def by_model(records: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     return {name: [r for r in records if r["model"] == name] for name in dict.fromkeys(r["model"] for r in records)}
 
 
+def points(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those with a time and a peak, of forward and backward alone."""
+    return [r for r in rows if "ms" in r and "peak_bytes" in r and "AdamW" not in r["what"]]
+
+
+def _base(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    return next((r for r in points(rows) if r["what"] == "compile"), None)
+
+
 def summary(models: dict[str, list[dict[str, Any]]]) -> str:
     """A line per model: memfit's time at each budget as a multiple of torch.compile's, and how many points of peers it does not beat.
 
@@ -39,7 +48,7 @@ def summary(models: dict[str, list[dict[str, Any]]]) -> str:
         "|" + "---|" * (len(budgets) + 3),
     ]
     for name, rows in models.items():
-        base = next((r for r in rows if r["what"] == "compile" and "ms" in r), None)
+        base = _base(rows)
         if base is not None:
             cells = [_cell([r for r in rows if r["what"] == b], base["ms"]) for b in budgets]
             lines.append(f"| {name} | {base['peak_bytes'] / 2**30:.2f}, {base['ms']:.1f} | {' | '.join(cells)} | {_beaten(rows)} |")
@@ -56,8 +65,7 @@ def _cell(rows: list[dict[str, Any]], base_ms: float) -> str:
 
 
 def _beaten(rows: list[dict[str, Any]]) -> str:
-    points = [r for r in rows if "ms" in r and "peak_bytes" in r and "AdamW" not in r["what"]]
-    ours, peers = [[r for r in points if r["what"].startswith("memfit") == mine] for mine in (True, False)]
+    ours, peers = [[r for r in points(rows) if r["what"].startswith("memfit") == mine] for mine in (True, False)]
     lost = [p["what"] for p in peers if not any(o["ms"] <= p["ms"] and o["peak_bytes"] <= p["peak_bytes"] for o in ours)]
     return f"{len(peers) - len(lost)} of {len(peers)}" + (f", not: {', '.join(lost)}" if lost else "")
 
@@ -76,7 +84,7 @@ def starts(models: dict[str, list[dict[str, Any]]]) -> str:
 
 def section(name: str, rows: list[dict[str, Any]]) -> str:
     """One model: a line per row, in the order measured. "beaten by" names a faster point in no more memory."""
-    base = next((r for r in rows if r["what"] == "compile" and "ms" in r), None)
+    base = _base(rows)
     lines = [
         f"### {name}",
         "",
@@ -106,11 +114,7 @@ def section(name: str, rows: list[dict[str, Any]]) -> str:
 
 
 def beaten_by(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    better = [
-        r
-        for r in rows
-        if "ms" in r and "peak_bytes" in r and r["ms"] < row["ms"] and r["peak_bytes"] <= row["peak_bytes"] and "AdamW" not in r["what"]
-    ]
+    better = [r for r in points(rows) if r["ms"] < row["ms"] and r["peak_bytes"] <= row["peak_bytes"]]
     return min(better, key=lambda r: float(r["ms"]))["what"] if better else ""
 
 
@@ -127,9 +131,8 @@ def draw(models: dict[str, list[dict[str, Any]]], path: Path) -> None:
     for axis in axes.flat[len(models) :]:
         axis.set_visible(False)
     for axis, (name, rows) in zip(axes.flat, models.items(), strict=False):
-        points = [r for r in rows if "ms" in r and "peak_bytes" in r and "AdamW" not in r["what"]]
         for kind, colour in _COLOURS.items():
-            own = sorted((r["peak_bytes"] / 2**30, r["ms_min"]) for r in points if _kind(r["what"]) == kind)
+            own = sorted((r["peak_bytes"] / 2**30, r["ms_min"]) for r in points(rows) if _kind(r["what"]) == kind)
             if own:
                 axis.plot(*zip(*own, strict=True), "o-" if kind == "memfit" else "s", color=colour, label=kind, markersize=5)
         axis.set_title(name)

@@ -87,7 +87,7 @@ class Writers:
         if self._awake is None and self._done_s >= _LOOK_S and self._done_s / self._done * self.left() >= _LONG_S:
             self.settings = Settings.here()
             with suppress(RuntimeError, OSError):
-                self._awake = writer_pool().submit(wake, self.settings)
+                self._awake = writer_pool().submit(self.settings.apply)  # imports what writing needs
 
     @property
     def are_ready(self) -> bool:
@@ -100,11 +100,6 @@ class Writers:
             return None if text is None else writer_pool().submit(write, text, self.settings)
         except (RuntimeError, OSError):
             return None
-
-
-def wake(settings: Settings) -> None:
-    """In a writer's process: import what writing needs."""
-    settings.apply()
 
 
 def write(text: Text, settings: Settings) -> None:
@@ -159,7 +154,7 @@ class Text:
 
 
 def _op_named(name: str) -> Any:
-    if "." not in name or name.startswith("<"):
+    if name == str(operator.getitem):
         return operator.getitem
     found: Any = torch.ops
     for part in name.split("."):
