@@ -12,6 +12,7 @@ from torch import nn
 
 from memfit.capture.captured import Captured
 from memfit.capture.compiler import Compiler
+from memfit.capture.convolution_forms import with_convolution_algorithms
 from memfit.capture.dominated import without_dominated
 from memfit.capture.fused_loss import with_fused_loss
 from memfit.capture.inputs import Call
@@ -75,11 +76,11 @@ class Task:
     def _compiled_offers(self, step: Traced, accumulates: bool, fine: Captured) -> Iterator[Captured]:
         """The step in regions, then with its loss fused."""
         variants = "variants" in self.allow
-        yield with_regions(fine, Inductor(), choices=variants)
+        yield with_regions(with_convolution_algorithms(fine) if variants else fine, Inductor(), choices=variants)
         if variants and has_large_loss(fine):
             fused = with_fused_loss(self._captured(step, accumulates, Inductor(pads=False)), Inductor())
             if fused is not None:
-                yield with_regions(fused, Inductor())
+                yield with_regions(with_convolution_algorithms(fused), Inductor())
 
     def last_offers(self, call: Call, *, accumulates: bool = False) -> Iterator[Captured]:
         """Slower wherever another form of the step has a plan: a compiled step with its largest convolutions in slices."""

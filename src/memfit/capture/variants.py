@@ -19,6 +19,7 @@ from memfit.capture import implementations as impl
 from memfit.capture.aliases import allocated_bytes, round_up
 from memfit.capture.attention_forms import FUSED_BACKWARDS, offer_attention_slices
 from memfit.capture.captured import Captured, OpCall, Ref, Role
+from memfit.capture.convolution_forms import offer_algorithms
 from memfit.capture.cudnn import cudnn_batch_norm
 from memfit.capture.rewrite import Rewriter
 from memfit.core.graph import Op, Variant
@@ -156,8 +157,9 @@ def _offer_norm_apply(rewriter: Rewriter, op: Op, call: OpCall) -> None:
     rewriter.add_after(op.id, "memfit.norm_apply", inputs, (output,), OpCall(target=target, args=args, outputs=(output,)))
 
 
-def _offer_slices(rewriter: Rewriter, op: Op, call: OpCall) -> None:
-    """Convolutions over slices of the batch: less workspace."""
+def _offer_less_workspace(rewriter: Rewriter, op: Op, call: OpCall) -> None:
+    """Convolutions by other algorithms, and over slices of the batch."""
+    offer_algorithms(rewriter, op, call)
     sliced = _sliced(rewriter, op, call)
     if sliced is not None:
         rewriter.add_variant(op.id, Variant(name=f"{_NUM_SLICES} slices", inputs=op.inputs, outputs=op.outputs), sliced)
@@ -190,7 +192,7 @@ _OTHER_ROUNDING: dict[Any, Callable[[Rewriter, Op, OpCall], None]] = {
     aten.native_layer_norm.default: _offer_norm_apply,
     aten._native_batch_norm_legit_functional.default: _offer_norm_apply,
     cudnn_batch_norm: _offer_norm_apply,
-    aten.convolution.default: _offer_slices,
-    aten.convolution_backward.default: _offer_slices,
+    aten.convolution.default: _offer_less_workspace,
+    aten.convolution_backward.default: _offer_less_workspace,
     **dict.fromkeys(FUSED_BACKWARDS, offer_attention_slices),
 }

@@ -17,6 +17,7 @@ from memfit.core.graph import Variant
 from memfit.profile.devices import Device, device
 
 _SLICED = {"convolution_in_slices": torch.ops.aten.convolution, "convolution_backward_in_slices": torch.ops.aten.convolution_backward}
+_BY_ALGORITHM = ("convolution_by", "convolution_backward_by")
 _CHUNKED = {"chunked_loss": (12, 16), "chunked_loss_backward": (28, 34)}
 """Bytes written and read for each logit, in 32 bits and in 16: product, cast, softmax, scaling, cast back, two more products."""
 
@@ -61,6 +62,8 @@ def _extra_ns(captured: Captured, variant: Variant, call: OpCall, target: Device
 def _workspace(captured: Captured, call: OpCall) -> int:
     """Temporaries of our own implementations, by what they allocate; aten's are taken as none."""
     name = getattr(getattr(call.target, "func", call.target), "__name__", "")
+    if name in _BY_ALGORITHM:
+        return int(call.target.args[0].workspace_bytes)  # type: ignore[union-attr]
     if name in ("pack_positive", "pack_bits", "threshold_backward_from_bits", "dropout_backward_from_bits"):
         largest = max((_numel(captured, r) for r in call.args if isinstance(r, Ref)), default=0)
         return 2 * largest
@@ -144,7 +147,7 @@ def _own_name(call: OpCall) -> str:
 
 def _num_chunks(call: OpCall) -> int:
     arguments: tuple[Any, ...] = getattr(call.target, "args", None) or (1,)
-    return int(arguments[0])
+    return arguments[0] if isinstance(arguments[0], int) else 1
 
 
 def _num_logits(captured: Captured, call: OpCall) -> int:
