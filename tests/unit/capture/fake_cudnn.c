@@ -2,7 +2,7 @@
  *
  * Every argument is read the way the real header declares it, so a caller that passes one in the wrong place or width gets
  * wrong numbers or an error. Convolutions are loops over float or double. Algorithms per pass, fastest first:
- *   7 (900,000 bytes), 5 (refused when listed), 6 (200,000 bytes, not deterministic), 1 (none)
+ *   7 (half as many bytes as the input), 5 (refused when listed), 6 (a tenth, not deterministic), 1 (none)
  * An algorithm with a workspace writes all of it, and refuses to run with less.
  */
 #include <stddef.h>
@@ -44,16 +44,19 @@ int cudnnSetConvolutionNdDescriptor(Settings *s, int rank, const int *pad, const
 int cudnnSetConvolutionMathType(Settings *s, int math) { s->math = math; return OK; }
 int cudnnSetConvolutionGroupCount(Settings *s, int groups) { s->groups = groups; return OK; }
 
-static size_t workspace_of(int algo) { return algo == 7 ? 900000 : algo == 6 ? 200000 : 0; }
+static size_t workspace_of(int algo, const Tensor *x) {
+    size_t bytes = (x->type == 1 ? 8 : 4) * (size_t)x->size[0] * x->size[1] * x->size[2] * x->size[3];
+    return algo == 7 ? bytes / 2 : algo == 6 ? bytes / 10 : 0;
+}
 
-static int listed(Handle *h, int wanted, int *count, Perf *found) {
+static int listed(Handle *h, const Tensor *x, int wanted, int *count, Perf *found) {
     static const int algos[4] = {7, 5, 6, 1};
     if (h->magic != 77) return BAD_PARAM;
     *count = wanted < 4 ? wanted : 4;
     for (int i = 0; i < *count; i++) {
         memset(&found[i], 0, sizeof(Perf));
         found[i].algo = algos[i]; found[i].status = algos[i] == 5 ? NOT_SUPPORTED : OK; found[i].time = -1;
-        found[i].memory = workspace_of(algos[i]); found[i].determinism = algos[i] != 6; found[i].mathType = algos[i] == 1 ? 0 : 1;
+        found[i].memory = workspace_of(algos[i], x); found[i].determinism = algos[i] != 6; found[i].mathType = algos[i] == 1 ? 0 : 1;
     }
     return OK;
 }
@@ -66,7 +69,7 @@ static int convolve(int pass, const Tensor *X, void *x, const Filter *W, void *w
                     int algo, char *work, size_t work_size, const void *alpha, const void *beta) {
     int type = X->type;
     if (type > 1 || (algo != 1 && algo != 6 && algo != 7)) return NOT_SUPPORTED;
-    if (work_size < workspace_of(algo) || (workspace_of(algo) && !work)) return BAD_PARAM;
+    if (work_size < workspace_of(algo, X) || (workspace_of(algo, X) && !work)) return BAD_PARAM;
     if (get(alpha, type, 0) != 1.0 || get(beta, type, 0) != 0.0 || Y->type != type || W->type != type) return BAD_PARAM;
     if (X->size[1] != W->size[1] * S->groups || Y->size[1] != W->size[0]) return BAD_PARAM;
     if (work) memset(work, 1, work_size);
@@ -92,22 +95,22 @@ static int convolve(int pass, const Tensor *X, void *x, const Filter *W, void *w
 }
 
 int cudnnGetConvolutionForwardAlgorithm_v7(Handle *h, Tensor *x, Filter *w, Settings *s, Tensor *y, const int n, int *count, Perf *p) {
-    return x->rank == 4 && w->rank == 4 && s->rank == 2 && y->rank == 4 ? listed(h, n, count, p) : BAD_PARAM;
+    return x->rank == 4 && w->rank == 4 && s->rank == 2 && y->rank == 4 ? listed(h, x, n, count, p) : BAD_PARAM;
 }
 int cudnnGetConvolutionBackwardDataAlgorithm_v7(Handle *h, Filter *w, Tensor *y, Settings *s, Tensor *x, const int n, int *count, Perf *p) {
-    return x->rank == 4 && w->rank == 4 && s->rank == 2 && y->rank == 4 ? listed(h, n, count, p) : BAD_PARAM;
+    return x->rank == 4 && w->rank == 4 && s->rank == 2 && y->rank == 4 ? listed(h, x, n, count, p) : BAD_PARAM;
 }
 int cudnnGetConvolutionBackwardFilterAlgorithm_v7(Handle *h, Tensor *x, Tensor *y, Settings *s, Filter *w, const int n, int *count, Perf *p) {
-    return x->rank == 4 && w->rank == 4 && s->rank == 2 && y->rank == 4 ? listed(h, n, count, p) : BAD_PARAM;
+    return x->rank == 4 && w->rank == 4 && s->rank == 2 && y->rank == 4 ? listed(h, x, n, count, p) : BAD_PARAM;
 }
 int cudnnGetConvolutionForwardWorkspaceSize(Handle *h, Tensor *x, Filter *w, Settings *s, Tensor *y, int algo, size_t *size) {
-    *size = workspace_of(algo); return OK;
+    *size = workspace_of(algo, x); return OK;
 }
 int cudnnGetConvolutionBackwardDataWorkspaceSize(Handle *h, Filter *w, Tensor *y, Settings *s, Tensor *x, int algo, size_t *size) {
-    *size = workspace_of(algo); return OK;
+    *size = workspace_of(algo, x); return OK;
 }
 int cudnnGetConvolutionBackwardFilterWorkspaceSize(Handle *h, Tensor *x, Tensor *y, Settings *s, Filter *w, int algo, size_t *size) {
-    *size = workspace_of(algo); return OK;
+    *size = workspace_of(algo, x); return OK;
 }
 int cudnnConvolutionForward(Handle *h, const void *alpha, Tensor *X, void *x, Filter *W, void *w, Settings *S, int algo, void *work,
                             size_t work_size, const void *beta, Tensor *Y, void *y) {

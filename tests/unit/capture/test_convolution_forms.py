@@ -102,8 +102,7 @@ def test_only_deterministic_ones_where_that_is_asked_for(here: Library) -> None:
     finally:
         torch.use_deterministic_algorithms(False)
     numbers = {v.name.split()[1] for op in offered.graph.ops for v in op.variants}
-    assert "6" not in {n for name in numbers for n in name.split("+")}
-    assert "1" in numbers
+    assert {n for name in numbers for n in name.split("+")} == {"7", "1"}
 
 
 # -- the library's calls -----------------------------------------------------------------------------------------------
@@ -179,7 +178,7 @@ def layer_of(x: torch.Tensor, weight: torch.Tensor, **more: Any) -> Convolution:
 def test_what_the_library_says_of_an_algorithm(here: Library) -> None:
     x, weight = torch.randn(2, 3, 5, 5), torch.randn(4, 3, 3, 3)
     found = here.algorithms(layer_of(x, weight), Pass.FORWARD)
-    assert [(a.number, a.workspace_bytes, a.deterministic) for a in found] == [(7, 900_000, True), (6, 200_000, False), (1, 0, True)]
+    assert [(a.number, a.workspace_bytes, a.deterministic) for a in found] == [(7, 300, True), (6, 60, False), (1, 0, True)]
     assert {a.math for a in found} == {3}, "without TF32 factors must not be rounded, whatever the library suggests"
     assert {a.math for a in here.algorithms(layer_of(x, weight, tf32=True), Pass.FORWARD)} == {0, 1}
 
@@ -250,7 +249,7 @@ def test_a_step_with_other_algorithms_everywhere(here: Library, channels_last: b
 def test_the_workspace_is_weighed_with_the_op(here: Library, position: int, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Conv2d(3, 4, 3, padding=1)
-    plain = capture(model, Call.flatten((torch.randn(2, 3, 8, 8),), {}))
+    plain = capture(model, Call.flatten((torch.randn(2, 3, 64, 64),), {}))
     captured = with_convolution_algorithms(plain, least_fraction=0.0)
     costs = measured(captured, cache=Cache(tmp_path))
     offered = [(op.id, len(op.variants) if position else 1) for op in captured.graph.ops if op.variants]
@@ -259,5 +258,5 @@ def test_the_workspace_is_weighed_with_the_op(here: Library, position: int, tmp_
         target = captured.call(op, variant).target
         assert isinstance(target, partial)
         expected, found = target.args[0].workspace_bytes, costs.workspace(op, variant)
-        assert expected == (0 if position else 200_000)
-        assert abs(found - expected) < 10_000  # copies of the layer's own small tensors, made or not made yet
+        assert expected == (0 if position else 4 * 2 * 3 * 64 * 64 // 10)
+        assert abs(found - expected) < 1000  # the weight's gradient is not there yet when that of the input is made
