@@ -21,6 +21,7 @@ from memfit.capture.attention_forms import FUSED_BACKWARDS, offer_attention_slic
 from memfit.capture.captured import Captured, OpCall, Ref, Role
 from memfit.capture.convolution_forms import offer_algorithms
 from memfit.capture.cudnn import cudnn_batch_norm
+from memfit.capture.fused_attention import offer_fused_attention
 from memfit.capture.rewrite import Rewriter
 from memfit.core.graph import Op, Variant
 
@@ -194,5 +195,6 @@ _OTHER_ROUNDING: dict[Any, Callable[[Rewriter, Op, OpCall], None]] = {
     cudnn_batch_norm: _offer_norm_apply,
     aten.convolution.default: _offer_less_workspace,
     aten.convolution_backward.default: _offer_less_workspace,
+    aten._softmax.default: offer_fused_attention,
     **dict.fromkeys(FUSED_BACKWARDS, offer_attention_slices),
 }

@@ -21,6 +21,9 @@ _BY_ALGORITHM = ("convolution_by", "convolution_backward_by")
 _CHUNKED = {"chunked_loss": (12, 16), "chunked_loss_backward": (28, 34)}
 """Bytes written and read for each logit, in 32 bits and in 16: product, cast, softmax, scaling, cast back, two more products."""
 
+_FUSED_ATTENTION = {"fused_attention": 4, "fused_attention_backward": 10}
+"""Operations for each score and each number of a head's width: two products of a multiplication and an addition, or five."""
+
 _ATTENTION_BYTES = 40
 """Bytes written and read for each score of attention by slices: product, scale, softmax, product, its change in two passes, casts."""
 
@@ -174,6 +177,11 @@ def _flops(captured: Captured, call: OpCall) -> float:
         assert hidden is not None
         product = 2.0 * _num_logits(captured, call) * hidden.shape[-1]
         return float(product if name == "chunked_loss" else 3 * product)
+    if name in _FUSED_ATTENTION:
+        query, keys = (captured.samples[ref.tensor] for ref in (call.args[:2] if name == "fused_attention" else call.args[1:3]))
+        assert query is not None
+        assert keys is not None
+        return float(_FUSED_ATTENTION[name] * query.numel() * keys.shape[-1])
     formula = flop_registry.get(_SLICED.get(name) or getattr(call.target, "overloadpacket", None))
     if formula is None:
         return 0.0

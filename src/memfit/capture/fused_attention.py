@@ -1,0 +1,157 @@
+"""Attention written out by a model, done by a fused kernel: the matrix of scores never exists.
+
+    written out   bmm ─ scale ─ mask ─ softmax ─ bmm          keeps queries x keys numbers per head, or makes them again
+    fused         one kernel ──> out, logsumexp               keeps a number per query; its own backward reads them
+
+Both ways stay in the step, as two optional ops: a forward that makes the same `out` and the sums its backward needs, and that
+backward, which makes the same three gradients. The planner picks, and what nobody reads is not run. The mathematics is the same,
+sums are in another order. Attention that drops out is left alone, because nobody else could draw the same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from memfit.capture.aliases import allocated_bytes
+from memfit.capture.attention_pattern import Attention, find_attention
+from memfit.capture.captured import OpCall, Ref
+from memfit.capture.rewrite import Rewriter
+from memfit.core.graph import Op
+
+aten = torch.ops.aten
+_ALIGNED = 16  # elements of a row of the mask, and of a head's width over 2, that CUDA's kernel wants
+_MOST_MATRICES = 65_535  # of a batch, in one launch on CUDA
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """`signs` say what each mask is, as in `Attention`; `strides` are those expected of the gradients."""
+
+    scale: float
+    signs: tuple[int, ...]
+    strides: tuple[tuple[int, ...], ...]
+
+
+def offer_fused_attention(rewriter: Rewriter, op: Op, call: OpCall) -> None:
+    """For a softmax inside attention: the fused forward and backward beside it."""
+    found = find_attention(rewriter, op) if rewriter.is_large(op.outputs[0]) else None
+    if found is None or not _is_supported(rewriter, found):
+        return
+    query = rewriter.sample(found.query)
+    sums = torch.empty(sums_shape(query), dtype=_wide(query.dtype), device="meta")
+    saved = rewriter.new_tensor(allocated_bytes(sums, rewriter.granularity), sums, "logsumexp")
+    gradients = (found.of_query, found.of_keys, found.of_value)
+    strides = tuple(tuple(rewriter.sample(t).stride()) for t in gradients)
+    settings = Settings(scale=found.scale, signs=tuple(sign for _, sign in found.masks), strides=strides)
+    given = (found.query, found.keys, found.value)
+    masks = tuple(mask for mask, _ in found.masks)
+    for after, name, target, inputs, outputs in (
+        (found.forward, "memfit.fused_attention", fused_attention, (*given, *masks), (found.out, saved)),
+        (
+            found.backward,
+            "memfit.fused_attention_backward",
+            fused_attention_backward,
+            (found.gradient, *given, found.out, saved, *masks),
+            gradients,
+        ),
+    ):
+        made = OpCall(target=partial(target, settings), args=tuple(map(Ref, inputs)), outputs=outputs, unpack=True)
+        rewriter.add_after(after, name, tuple(dict.fromkeys(inputs)), outputs, made)
+
+
+def _is_supported(rewriter: Rewriter, found: Attention) -> bool:
+    query, keys, value = (rewriter.sample(t) for t in (found.query, found.keys, found.value))
+    out, scores = rewriter.sample(found.out), (query.shape[1], keys.shape[2])
+    alike = query.shape[2] == value.shape[2] and query.dtype == value.dtype == keys.dtype == out.dtype
+    small = all(_fits(rewriter.sample(mask).shape, scores) for mask, _ in found.masks)
+    if query.device.type == "cuda":
+        half = query.dtype in (torch.float16, torch.bfloat16)
+        known = (half or query.dtype is torch.float32) and query.shape[2] % (_ALIGNED // 2) == 0 and query.shape[0] <= _MOST_MATRICES
+    else:
+        known = query.device.type == "cpu"
+    return alike and small and known and out.is_contiguous()
+
+
+def _fits(mask: torch.Size, scores: tuple[int, int]) -> bool:
+    """Whether a mask is one matrix for all heads and examples."""
+    return math.prod(mask[:-2]) == 1 and len(mask) >= 2 and all(a in (1, b) for a, b in zip(mask[-2:], scores, strict=True))
+
+
+def sums_shape(query: torch.Tensor) -> tuple[int, int, int]:
+    """Of the logarithms of sums that a fused kernel keeps; CUDA's are padded."""
+    rows = query.shape[1]
+    return query.shape[0], 1, -(-rows // 32) * 32 if query.device.type == "cuda" else rows
+
+
+def fused_attention(
+    settings: Settings, query: torch.Tensor, keys: torch.Tensor, value: torch.Tensor, *masks: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, logsumexp); every matrix is a head of its own, so that `out` lies in memory as a product would."""
+    q, k, v = _heads(query, keys, value)
+    mask = _one_mask(settings, masks, q, k)
+    if q.is_cuda:
+        made = aten._scaled_dot_product_efficient_attention.default(q, k, v, mask, True, 0.0, False, scale=settings.scale)
+    else:
+        made = aten._scaled_dot_product_flash_attention_for_cpu.default(q, k, v, 0.0, False, attn_mask=mask, scale=settings.scale)
+    return made[0].squeeze(1), made[1]
+
+
+def fused_attention_backward(
+    settings: Settings,
+    gradient: torch.Tensor,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    sums: torch.Tensor,
+    *masks: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """Gradients of queries, transposed keys and values."""
+    q, k, v = _heads(query, keys, value)
+    mask = _one_mask(settings, masks, q, k)
+    g, o = (t.unsqueeze(1) if t.stride(-1) == 1 else t.contiguous().unsqueeze(1) for t in (gradient, out))
+    if q.is_cuda:
+        unused = torch.empty((), dtype=torch.int64, device=q.device)  # would say which random numbers dropout drew
+        backward: Any = aten._scaled_dot_product_efficient_attention_backward.default
+        made = backward(g, q, k, v, mask, o, sums, unused, unused, 0.0, [True, True, True, False], False, scale=settings.scale)
+    else:
+        backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+        made = backward(g, q, k, v, o, sums, 0.0, False, attn_mask=mask, scale=settings.scale)
+    found = (made[0].squeeze(1), made[1].squeeze(1).transpose(1, 2), made[2].squeeze(1))
+    return tuple(_laid_out(t, strides) for t, strides in zip(found, settings.strides, strict=True))
+
+
+def _heads(query: torch.Tensor, keys: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    rows = (query, keys.transpose(1, 2), value)
+    return tuple((t if t.stride(-1) == 1 else t.contiguous()).unsqueeze(1) for t in rows)
+
+
+def _one_mask(settings: Settings, masks: tuple[torch.Tensor, ...], q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
+    """All masks as one to add: a matrix, of which rows lie as far apart as CUDA's kernel wants them."""
+    if not masks:
+        return None
+    rows, columns = q.shape[-2], k.shape[-2]
+    wide = torch.zeros((rows, -(-columns // _ALIGNED) * _ALIGNED), dtype=q.dtype, device=q.device)
+    total = wide[:, :columns]
+    for mask, sign in zip(masks, settings.signs, strict=True):
+        matrix = mask.reshape(mask.shape[-2:])
+        if sign == 0:
+            total.add_(matrix)
+        else:
+            total.masked_fill_(matrix if sign > 0 else ~matrix, float("-inf"))
+    return total.expand(q.shape[0], 1, rows, columns)
+
+
+def _laid_out(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    if x.stride() == strides:
+        return x
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype is torch.float64 else torch.float32
