@@ -12,7 +12,6 @@ from torch import nn
 
 from memfit.capture.captured import Captured
 from memfit.capture.compiler import Compiler
-from memfit.capture.convolution_forms import with_convolution_algorithms
 from memfit.capture.dominated import without_dominated
 from memfit.capture.fused_loss import with_fused_loss
 from memfit.capture.inputs import Call
@@ -20,7 +19,7 @@ from memfit.capture.loss_head import has_large_loss, with_chunked_loss
 from memfit.capture.region import Region
 from memfit.capture.regions import with_regions
 from memfit.capture.step import Traced, traced
-from memfit.capture.variants import add_variants, with_sliced_convolutions
+from memfit.capture.variants import add_variants, with_library_forms, with_sliced_convolutions
 from memfit.core.costs import Costs
 from memfit.execute.inductor import Inductor
 from memfit.execute.writers import as_written
@@ -76,11 +75,11 @@ class Task:
     def _compiled_offers(self, step: Traced, accumulates: bool, fine: Captured) -> Iterator[Captured]:
         """The step in regions, then with its loss fused."""
         variants = "variants" in self.allow
-        yield with_regions(with_convolution_algorithms(fine) if variants else fine, Inductor(), choices=variants)
+        yield with_regions(with_library_forms(fine) if variants else fine, Inductor(), choices=variants)
         if variants and has_large_loss(fine):
             fused = with_fused_loss(self._captured(step, accumulates, Inductor(pads=False)), Inductor())
             if fused is not None:
-                yield with_regions(with_convolution_algorithms(fused), Inductor())
+                yield with_regions(with_library_forms(fused), Inductor())
 
     def last_offers(self, call: Call, *, accumulates: bool = False) -> Iterator[Captured]:
         """Slower wherever another form of the step has a plan: a compiled step with its largest convolutions in slices."""

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 import memfit
-from memfit.capture.convolution_forms import Choice, convolution_backward_by, convolution_by, with_convolution_algorithms
+from memfit.capture.convolution_forms import Choice, convolution_backward_by, convolution_by
 from memfit.capture.cudnn_algorithms import Algorithm, Convolution, CudnnError, Library, Pass, library, strides_of
 from memfit.capture.inputs import Call
 from memfit.capture.step import capture
+from memfit.capture.variants import with_library_forms
 from memfit.core.costs import uniform_costs
 from memfit.execute.codegen import generate
 from memfit.execute.session import Ready, Session, run
@@ -213,7 +214,7 @@ def test_a_step_with_what_is_offered(channels_last: bool, position: int) -> None
     model, x, y = picture(channels_last=channels_last)
     call = Call.flatten((x, y), {})
     plain = capture(model, call, loss_fn=nn.functional.cross_entropy, num_targets=1)
-    captured = with_convolution_algorithms(plain, least_fraction=0.0)
+    captured = with_library_forms(plain, least_fraction=0.0)
     offered = [op for op in captured.graph.ops if op.variants]
     assert offered, "something is offered for a step of convolutions"
     sequence = [(op.id, 0 if not op.variants else (len(op.variants) if position else 1)) for op in captured.graph.ops]
@@ -231,7 +232,7 @@ def test_a_step_with_what_is_offered(channels_last: bool, position: int) -> None
 def test_offers_are_timed_and_weighed() -> None:
     model, x, y = picture(channels_last=True)
     plain = capture(model, Call.flatten((x, y), {}), loss_fn=nn.functional.cross_entropy, num_targets=1)
-    captured = with_convolution_algorithms(plain, least_fraction=0.0)
+    captured = with_library_forms(plain, least_fraction=0.0)
     costs = measured(captured)
     for op in captured.graph.ops:
         for variant in range(1, len(op.forms)):

@@ -72,36 +72,67 @@ def _scores(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Fused:
-    """What a fused backward's arguments mean: `mask` and `is_causal` by position, -1 for a keyword or none."""
+class _Positions:
+    """Where a fused backward's arguments are; -1 for a keyword or none."""
 
     dropout: int
     is_causal: int
+    out: int = 4
     mask: int = -1
-    wanted: int = -1  # position of the list that says which gradients are wanted
+    wanted: int = -1  # the list that says which gradients are wanted
 
 
-_FUSED: dict[Any, _Fused] = {
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _Fused(dropout=6, is_causal=7),
-    aten._scaled_dot_product_flash_attention_backward.default: _Fused(dropout=10, is_causal=11),
-    aten._scaled_dot_product_efficient_attention_backward.default: _Fused(dropout=9, is_causal=11, mask=4, wanted=10),
-    aten._scaled_dot_product_cudnn_attention_backward.default: _Fused(dropout=13, is_causal=14, mask=8),
+_FUSED: dict[Any, _Positions] = {
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _Positions(dropout=6, is_causal=7),
+    aten._scaled_dot_product_flash_attention_backward.default: _Positions(dropout=10, is_causal=11),
+    aten._scaled_dot_product_efficient_attention_backward.default: _Positions(dropout=9, is_causal=11, out=5, mask=4, wanted=10),
+    aten._scaled_dot_product_cudnn_attention_backward.default: _Positions(dropout=13, is_causal=14, mask=8),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """What a fused backward is given, whichever kernel's it is."""
+
+    gradient: Ref
+    query: Ref
+    key: Ref
+    value: Ref
+    out: Ref
+    mask: Ref | None
+    dropout: float
+    is_causal: bool
+    scale: float | None
+    wants_mask_gradient: bool
+
+
+def arguments_of(call: OpCall) -> Arguments:
+    """Of one of `FUSED_BACKWARDS`."""
+    at, args = _FUSED[call.target], call.args
+    asked = args[at.wanted] if at.wanted >= 0 else ()
+    return Arguments(
+        gradient=args[0],
+        query=args[1],
+        key=args[2],
+        value=args[3],
+        out=args[at.out],
+        mask=args[at.mask] if at.mask >= 0 else call.kwargs.get("attn_mask"),
+        dropout=args[at.dropout],
+        is_causal=args[at.is_causal] if len(args) > at.is_causal else False,
+        scale=call.kwargs.get("scale"),
+        wants_mask_gradient=any(asked[3:]),
+    )
 
 
 def offer_attention_slices(rewriter: Rewriter, op: Op, call: OpCall) -> None:
     """A backward of fused attention that reads neither its output nor its statistics."""
-    fused, args = _FUSED[call.target], call.args
-    gradient, query, key, value = args[:4]
-    mask = args[fused.mask] if fused.mask >= 0 else call.kwargs.get("attn_mask")
-    asked = args[fused.wanted] if fused.wanted >= 0 else ()
-    is_causal = args[fused.is_causal] if len(args) > fused.is_causal else False
-    q, k = (rewriter.sample(x.tensor) for x in (query, key))
+    a = arguments_of(call)
+    q, k = (rewriter.sample(x.tensor) for x in (a.query, a.key))
     unlike = q.dim() != 4 or q.shape[:2] != k.shape[:2] or any(t is None for t in call.outputs[:3])
-    if args[fused.dropout] != 0 or any(asked[3:]) or unlike or not rewriter.is_large(query.tensor):
+    if a.dropout != 0 or a.wants_mask_gradient or unlike or not rewriter.is_large(a.query.tensor):
         return
     strides = tuple(() if t is None else tuple(rewriter.sample(t).stride()) for t in call.outputs)
-    inner = (gradient, query, key, value, mask, is_causal, call.kwargs.get("scale"), strides)
+    inner = (a.gradient, a.query, a.key, a.value, a.mask, a.is_causal, a.scale, strides)
     inputs = tuple(dict.fromkeys(x.tensor for x in inner if isinstance(x, Ref)))
     num_slices = min(NUM_SLICES, q.shape[-2])
     target: Any = partial(attention_backward_in_slices, num_slices)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from memfit.capture.captured import Captured, OpCall, Role
+from memfit.capture.captured import OpCall
 from memfit.capture.cudnn_algorithms import Algorithm, Convolution, CudnnError, Pass, library
 from memfit.capture.rewrite import Rewriter
 from memfit.core.graph import Op, Variant
@@ -40,16 +40,6 @@ class Choice:
     @property
     def workspace_bytes(self) -> int:
         return max(a.workspace_bytes for _, a in self.algorithms)
-
-
-def with_convolution_algorithms(captured: Captured, *, least_fraction: float = 1 / 400) -> Captured:
-    """The same step with other algorithms beside its large convolutions, for an engine that leaves convolutions to the library."""
-    total = sum(s.size_bytes for s in captured.graph.storages)
-    rewriter = Rewriter(captured, least_bytes=max(1, int(total * least_fraction)))
-    for op, call in zip(captured.graph.ops, captured.calls, strict=True):
-        if call.role is Role.CALL and call.target in CONVOLUTIONS:
-            offer_algorithms(rewriter, op, call)
-    return rewriter.finish()
 
 
 def offer_algorithms(rewriter: Rewriter, op: Op, call: OpCall) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from memfit.capture.aliases import allocated_bytes
+from memfit.capture.attention_kernels import laid_out
 from memfit.capture.attention_pattern import Attention, find_attention
 from memfit.capture.captured import OpCall, Ref
 from memfit.capture.rewrite import Rewriter
@@ -123,7 +124,7 @@ def fused_attention_backward(
         backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
         made = backward(g, q, k, v, o, sums, 0.0, False, attn_mask=mask, scale=settings.scale)
     found = (made[0].squeeze(1), made[1].squeeze(1).transpose(1, 2), made[2].squeeze(1))
-    return tuple(_laid_out(t, strides) for t, strides in zip(found, settings.strides, strict=True))
+    return tuple(laid_out(t, strides) for t, strides in zip(found, settings.strides, strict=True))
 
 
 def _heads(query: torch.Tensor, keys: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -145,12 +146,6 @@ def _one_mask(settings: Settings, masks: tuple[torch.Tensor, ...], q: torch.Tens
         else:
             total.masked_fill_(matrix if sign > 0 else ~matrix, float("-inf"))
     return total.expand(q.shape[0], 1, rows, columns)
-
-
-def _laid_out(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    if x.stride() == strides:
-        return x
-    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

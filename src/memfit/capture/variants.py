@@ -18,8 +18,9 @@ import torch
 from memfit.capture import implementations as impl
 from memfit.capture.aliases import allocated_bytes, round_up
 from memfit.capture.attention_forms import FUSED_BACKWARDS, offer_attention_slices
+from memfit.capture.attention_kernels import FUSED_FORWARDS, offer_kernels
 from memfit.capture.captured import Captured, OpCall, Ref, Role
-from memfit.capture.convolution_forms import offer_algorithms
+from memfit.capture.convolution_forms import CONVOLUTIONS, offer_algorithms
 from memfit.capture.cudnn import cudnn_batch_norm
 from memfit.capture.fused_attention import offer_fused_attention
 from memfit.capture.rewrite import Rewriter
@@ -71,6 +72,17 @@ def add_variants(captured: Captured, *, rounding: bool = False, least_fraction: 
             if offer is not None:
                 offer(rewriter, op, call)
             _offer_inplace(rewriter, op, call)
+    return rewriter.finish()
+
+
+def with_library_forms(captured: Captured, *, least_fraction: float = 1 / 400) -> Captured:
+    """The same step with other algorithms for its large convolutions and other kernels for its attention: what a compiler of
+    regions leaves to libraries."""
+    total = sum(s.size_bytes for s in captured.graph.storages)
+    rewriter = Rewriter(captured, least_bytes=max(1, int(total * least_fraction)))
+    for op, call in zip(captured.graph.ops, captured.calls, strict=True):
+        if call.role is Role.CALL and (offer := _LIBRARY.get(call.target)) is not None:
+            offer(rewriter, op, call)
     return rewriter.finish()
 
 
@@ -196,5 +208,10 @@ _OTHER_ROUNDING: dict[Any, Callable[[Rewriter, Op, OpCall], None]] = {
     aten.convolution.default: _offer_less_workspace,
     aten.convolution_backward.default: _offer_less_workspace,
     aten._softmax.default: offer_fused_attention,
+    **dict.fromkeys(FUSED_FORWARDS, offer_kernels),
     **dict.fromkeys(FUSED_BACKWARDS, offer_attention_slices),
+}
+_LIBRARY: dict[Any, Callable[[Rewriter, Op, OpCall], None]] = {
+    **dict.fromkeys(CONVOLUTIONS, offer_algorithms),
+    **dict.fromkeys(FUSED_FORWARDS, offer_kernels),
 }

@@ -51,7 +51,7 @@ def measured(
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError:  # invented values are not always what a kernel wants: such an op is estimated, and not cached
-                guessed[text] = (estimate_ns(captured, form[0]), 0)
+                guessed[text] = (estimate_ns(captured, form[0]), 0) if form[1] == 0 else _priced_out(captured, form[0])
     cache.save()
 
     def cost(op: int, variant: int) -> tuple[int, int]:
@@ -73,6 +73,11 @@ def measured(
 
 def _is_measured(captured: Captured, op: int, variant: int) -> bool:
     return captured.call(op, variant).role is Role.CALL and (variant > 0 or not is_free(captured, op))
+
+
+def _priced_out(captured: Captured, op: int) -> tuple[int, int]:
+    """For a variant that cannot run here: never worth it, since the op has another form."""
+    return 1000 * estimate_ns(captured, op), sum(s.size_bytes for s in captured.graph.storages)
 
 
 def name_of(device: torch.device) -> str:

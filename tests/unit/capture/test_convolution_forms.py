@@ -18,13 +18,15 @@ from tests.unit.capture.test_variants import gradients_of, plain_gradients, sett
 from torch import nn
 
 from memfit.capture import convolution_forms, cudnn_algorithms
-from memfit.capture.convolution_forms import Choice, by_limit, convolution_backward_by, convolution_by, few, with_convolution_algorithms
+from memfit.capture.convolution_forms import Choice, by_limit, convolution_backward_by, convolution_by, few
 from memfit.capture.cudnn_algorithms import Algorithm, Convolution, CudnnError, Library, Pass, strides_of
 from memfit.capture.inputs import Call
+from memfit.capture.regions import with_regions
 from memfit.capture.step import capture
-from memfit.capture.variants import add_variants
+from memfit.capture.variants import add_variants, with_library_forms
 from memfit.core.graph import Op
 from memfit.core.simulate import simulate
+from memfit.execute.inductor import Inductor
 from memfit.planning.sequence import schedule_from_ops
 from memfit.profile.cache import Cache
 from memfit.profile.measured import measured
@@ -90,7 +92,7 @@ def test_without_a_gpu_there_is_no_library_and_nothing_is_offered() -> None:
     model, call = setting()
     plain = capture(model, call, loss_fn=nn.functional.cross_entropy, num_targets=1)
     if not torch.cuda.is_available():
-        assert with_convolution_algorithms(plain, least_fraction=0.0) is plain
+        assert with_library_forms(plain, least_fraction=0.0) is plain
 
 
 def test_only_deterministic_ones_where_that_is_asked_for(here: Library) -> None:
@@ -98,7 +100,7 @@ def test_only_deterministic_ones_where_that_is_asked_for(here: Library) -> None:
     plain = capture(model, call, loss_fn=nn.functional.cross_entropy, num_targets=1)
     torch.use_deterministic_algorithms(True)
     try:
-        offered = with_convolution_algorithms(plain, least_fraction=0.0)
+        offered = with_library_forms(plain, least_fraction=0.0)
     finally:
         torch.use_deterministic_algorithms(False)
     numbers = {v.name.split()[1] for op in offered.graph.ops for v in op.variants}
@@ -250,7 +252,7 @@ def test_the_workspace_is_weighed_with_the_op(here: Library, position: int, tmp_
     torch.manual_seed(0)
     model = nn.Conv2d(3, 4, 3, padding=1)
     plain = capture(model, Call.flatten((torch.randn(2, 3, 64, 64),), {}))
-    captured = with_convolution_algorithms(plain, least_fraction=0.0)
+    captured = with_library_forms(plain, least_fraction=0.0)
     costs = measured(captured, cache=Cache(tmp_path))
     offered = [(op.id, len(op.variants) if position else 1) for op in captured.graph.ops if op.variants]
     assert len(offered) == 2
@@ -260,3 +262,33 @@ def test_the_workspace_is_weighed_with_the_op(here: Library, position: int, tmp_
         expected, found = target.args[0].workspace_bytes, costs.workspace(op, variant)
         assert expected == (0 if position else 4 * 2 * 3 * 64 * 64 // 10)
         assert abs(found - expected) < 1000  # the weight's gradient is not there yet when that of the input is made
+
+
+def test_in_compiled_regions_too(here: Library) -> None:
+    model, call = setting()
+    model.drop = nn.Identity()  # compiled code draws other numbers
+    fine = capture(model, call, loss_fn=nn.functional.cross_entropy, num_targets=1, compiler=Inductor())
+    captured = with_regions(with_library_forms(fine, least_fraction=0.0), Inductor(), choices=False)
+    chosen = {op.id: len(op.variants) for op in captured.graph.ops if any(v.name.startswith("algorithm") for v in op.variants)}
+    assert len(chosen) == 4, "two convolutions, forward and backward, outside of every region"
+    schedule = schedule_from_ops(captured.graph, [(op.id, chosen.get(op.id, 0)) for op in captured.graph.ops])
+    simulate(captured.graph, schedule)
+    for a, b in zip(gradients_of(captured, schedule, model, call), plain_gradients(model, call, nn.functional.cross_entropy), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_a_variant_that_cannot_run_here_is_never_worth_it(here: Library, tmp_path: Path) -> None:
+    model, call = setting()
+    plain = capture(model, call, loss_fn=nn.functional.cross_entropy, num_targets=1)
+    captured = with_library_forms(plain, least_fraction=0.0)
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no kernel")
+
+    calls = tuple(tuple(replace(c, target=broken) for c in forms) for forms in captured.variant_calls)
+    costs = measured(replace(captured, variant_calls=calls), cache=Cache(tmp_path))
+    total = sum(s.size_bytes for s in captured.graph.storages)
+    for op in captured.graph.ops:
+        for variant in range(1, len(op.forms)):
+            assert costs.workspace(op.id, variant) >= total
+            assert costs.time_ns(op.id, variant) > costs.time_ns(op.id)
