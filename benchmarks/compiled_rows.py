@@ -246,11 +246,34 @@ def started(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str
     """From `memfit.fit` to the end of the first step, as a user waits for it."""
     budget = int(0.75 * _compiled_peak(args.output, peer.name))
     begin = time.perf_counter()
-    fitted = fit(peer, model, inputs, targets, device, budget=budget, time_limit_s=args.plan_seconds)
+    with phases() as seconds:
+        fitted = fit(peer, model, inputs, targets, device, budget=budget, time_limit_s=args.plan_seconds)
     fit_s = time.perf_counter() - begin
     _step(peer, device, lambda: fitted(*inputs, *targets))()
     _sync(device)
-    return {"what": "memfit.fit 75%", "budget_bytes": budget, "fit_s": fit_s, "cold_s": time.perf_counter() - begin}
+    return {"what": "memfit.fit 75%", "budget_bytes": budget, "fit_s": fit_s, "phases": seconds, "cold_s": time.perf_counter() - begin}
+
+
+@contextlib.contextmanager
+def phases() -> Iterator[dict[str, float]]:
+    """Seconds by what the progress bar says meanwhile."""
+    from memfit.report.progress import Progress
+
+    seconds: dict[str, float] = {}
+    update, last = Progress.update, ["before", time.perf_counter()]
+
+    def note(bar: Progress, phase: str, done: int = 0, total: int = 0) -> None:
+        now = time.perf_counter()
+        seconds[str(last[0])] = seconds.get(str(last[0]), 0.0) + now - float(last[1])
+        last[:] = [phase.split(",")[0], now]
+        update(bar, phase, done, total)
+
+    Progress.update = note  # type: ignore[method-assign]
+    try:
+        yield seconds
+        note(Progress("end"), "end")
+    finally:
+        Progress.update = update  # type: ignore[method-assign]
 
 
 def fit(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str, **options: Any) -> Any:

@@ -23,3 +23,11 @@ def op(position: int, reads: Sequence[int], writes: Sequence[int], **details: ob
 def chain(length: int, size_bytes: int = 10) -> Graph:
     """x0 -> f0 -> x1 -> f1 -> ... -> x_length; x0 is the source, the last one the result."""
     return graph_of([size_bytes] * (length + 1), [op(i, [i], [i + 1]) for i in range(length)], results=[length])
+
+
+def training_chain(num_layers: int = 16, size_bytes: int = 100) -> Graph:
+    """Forward and backward of equal layers: backward i reads activation i and the incoming gradient."""
+    n = num_layers
+    forward = [Op(id=i, name="relu", inputs=(i,), outputs=(i + 1,)) for i in range(n)]
+    backward = [Op(id=n + k, name="backward", inputs=(n - 1 - k, n + k), outputs=(n + k + 1,)) for k in range(n)]
+    return graph_of([size_bytes] * (2 * n + 1), [*forward, *backward], results=[0, 2 * n])

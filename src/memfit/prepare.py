@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
+from memfit import __version__
 from memfit.capture.aliases import granularity_of, round_up
 from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call, Inputs
@@ -28,10 +29,13 @@ from memfit.core.units import format_bytes, parse_bytes
 from memfit.execute.arena import BLOCK_BYTES, StepArena, installed
 from memfit.execute.codegen import generate
 from memfit.execute.session import Ready
+from memfit.planning import find_planner
 from memfit.planning import plan as find_plan
 from memfit.planning.compile_ahead import start_compiling
 from memfit.planning.layout import tight_layout
 from memfit.planning.portfolio import Portfolio
+from memfit.planning.remembered import Remembered
+from memfit.profile.cache import default_folder
 from memfit.report.progress import Progress
 from memfit.task import Task, compile_regions
 
@@ -86,7 +90,7 @@ def _make_ready(
         else:
             progress.update("planning")
             compare_all = "rounding" in task.allow or first[0].compiled
-            settings = PlanSettings(planner=planner, time_limit_s=time_limit_s, compare_all=compare_all)
+            settings = PlanSettings(planner=planner, time_limit_s=time_limit_s, compare_all=compare_all, memory=default_folder() / "plans")
             try:
                 captured, costs, chosen = best_plan(every, budget, settings, progress)
             except (InfeasibleBudget, NoPlanFound) as refusal:
@@ -136,11 +140,23 @@ _CLOSE = 0.003  # of the step's time: nearer to its bound a plan is not worth mo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings:
-    """How to look for a plan. `compare_all`: try every offer and take the fastest, instead of the first two and then the first that has a plan."""
+    """How to look for a plan. `compare_all`: try every offer and take the fastest, instead of the first two and then the first that has a plan.
+
+    `memory`: the folder where plans found before are looked for first, and new ones are left.
+    """
 
     planner: str | Planner = "auto"
     time_limit_s: float = 30
     compare_all: bool = False
+    memory: Path | None = None
+
+    def searching(self, *, first_look: bool) -> str | Planner:
+        """The planner for somebody who waits for their first step."""
+        planner = Portfolio(patience=0.5) if self.planner == "auto" else self.planner
+        if self.memory is None or not isinstance(planner, str | Portfolio):
+            return planner
+        label = f"memfit {__version__}, {self.time_limit_s} s, {'a first look' if first_look else 'what is left of it'}"
+        return Remembered(planner=find_planner(planner), folder=self.memory, label=label)
 
 
 def best_plan(
@@ -150,11 +166,11 @@ def best_plan(
 
     A plan that repeats nothing ends the search. Without any the weakest refusal: a proof must hold for all.
     """
-    end_s = time.perf_counter() + settings.time_limit_s
     tried: list[tuple[Captured, Costs, Outcome]] = []
 
-    def look(captured: Captured, costs: Costs, seconds: float) -> Plan | None:
-        outcome = plan_captured(captured, costs, budget, planner=settings.planner, time_limit_s=seconds, progress=progress)
+    def look(captured: Captured, costs: Costs, seconds: float, *, first: bool) -> Plan | None:
+        planner = settings.searching(first_look=first)
+        outcome = plan_captured(captured, costs, budget, planner=planner, time_limit_s=seconds, progress=progress)
         tried.append((captured, costs, outcome))
         return outcome.plan
 
@@ -165,15 +181,16 @@ def best_plan(
         return [entry for entry in tried if entry[2].status is not Status.INFEASIBLE]
 
     for captured, costs in offers:
-        found = look(captured, costs, _FIRST_LOOK * settings.time_limit_s)
+        found = look(captured, costs, _FIRST_LOOK * settings.time_limit_s, first=True)
         enough = len(tried) >= _COMPARED and not settings.compare_all and fastest() is not None
         if enough or (found is not None and not has_repeats(found)):
             break
     best = fastest()
     again = undecided() if best is None else [best]
     for number, (captured, costs, before) in enumerate(again):
-        seconds = (end_s - time.perf_counter()) / (len(again) - number)
-        if _is_worth_more(before, settings) and seconds > 0 and look(captured, costs, seconds) is not None:
+        spent_s = sum(outcome.seconds for _, _, outcome in tried)  # of planning: compiling an offer is not
+        seconds = (settings.time_limit_s - spent_s) / (len(again) - number)
+        if _is_worth_more(before, settings) and seconds > 0 and look(captured, costs, seconds, first=False) is not None:
             break
     if (best := fastest()) is not None:
         captured, costs, outcome = best
@@ -190,7 +207,8 @@ def _plan_time(entry: tuple[Captured, Costs, Outcome]) -> int:
 
 def _is_worth_more(outcome: Outcome, settings: PlanSettings) -> bool:
     """Whether a planner given more time may find a faster plan than at first sight: `auto`, and others that used up what they had."""
-    if outcome.plan is not None and (not has_repeats(outcome.plan) or (outcome.gap_fraction or 0.0) <= _CLOSE):
+    gap = outcome.gap_fraction
+    if outcome.plan is not None and (not has_repeats(outcome.plan) or (gap is not None and gap <= _CLOSE)):
         return False
     return settings.planner == "auto" or outcome.seconds >= _FIRST_LOOK * settings.time_limit_s
 
@@ -225,6 +243,9 @@ def held_elsewhere(task: Task, call: Call, captured: Captured) -> int:
     """Device bytes this process holds outside the step: library workspaces that stay (cuBLAS), whatever else the caller keeps."""
     if captured.device.type != "cuda":
         return 0
+    torch.ones(16, 16, device=captured.device) @ torch.ones(
+        16, 16, device=captured.device
+    )  # cuBLAS takes its workspace with its first product
     state = [t for entry in task.optimizer.state.values() for t in entry.values()] if task.optimizer is not None else []
     gradients = [p.grad for p in task.model.parameters()]
     ours = (*task.model.parameters(), *task.model.buffers(), *call.tensors, *gradients, *state)
@@ -239,8 +260,6 @@ def plan_captured(
     def tell(state: Any) -> None:
         progress.update(f"planning, {state.note}" if state.note else "planning")
 
-    if planner == "auto":
-        planner = Portfolio(patience=0.5)  # somebody waits for their first step
     return find_plan(captured.graph, costs, budget, planner=planner, time_limit_s=time_limit_s, progress=tell)
 
 

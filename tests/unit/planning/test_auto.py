@@ -6,6 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from tests.small import training_chain
 from tests.strategies import PLAIN, Shape, random_costs, random_graph
 
 import memfit
@@ -44,21 +45,6 @@ LAYERS = Shape(
 assert PLAIN.max_ops < LAYERS.min_ops
 
 
-def _chain(num_layers: int) -> memfit.Graph:
-    """Forward and backward of equal layers, each backward reading its own activation."""
-    storages, ops = [memfit.Storage(id=0, size_bytes=10, kind=memfit.Kind.INPUT)], []
-    for i in range(num_layers):
-        storages.append(memfit.Storage(id=len(storages), size_bytes=10))
-        ops.append(memfit.Op(id=i, name="f", inputs=(i,), outputs=(i + 1,)))
-    incoming = num_layers
-    for i in reversed(range(num_layers)):
-        storages.append(memfit.Storage(id=len(storages), size_bytes=10))
-        ops.append(memfit.Op(id=len(ops), name="b", inputs=(i, incoming), outputs=(len(storages) - 1,)))
-        incoming = len(storages) - 1
-    tensors = tuple(memfit.Tensor(id=s.id, storage=s.id) for s in storages)
-    return memfit.Graph(ops=tuple(ops), tensors=tensors, storages=tuple(storages), sources=(0,), results=(0, incoming))
-
-
 def test_never_worse_than_the_simple_planners() -> None:
     compared = 0
     for seed in range(6):
@@ -79,7 +65,7 @@ def test_never_worse_than_the_simple_planners() -> None:
 
 
 def test_progress_tells_a_falling_best_and_a_bound_below_it() -> None:
-    graph = _chain(40)
+    graph = training_chain(40, 10)
     heard: list[Progress] = []
     outcome = plan(graph, budget=150, time_limit_s=1.5, progress=heard.append)
     times = [p.best_time_ns for p in heard if p.best_time_ns is not None]
@@ -91,7 +77,7 @@ def test_progress_tells_a_falling_best_and_a_bound_below_it() -> None:
 
 
 def test_interrupting_keeps_the_best_plan() -> None:
-    graph = _chain(60)
+    graph = training_chain(60, 10)
     calls = 0
 
     def interrupt(progress: Progress) -> None:
@@ -109,7 +95,7 @@ def test_interrupting_keeps_the_best_plan() -> None:
 
 def test_abilities_can_be_taken_away() -> None:
     """For ablations: a chain in little memory runs ops many times; held to two runs each it is slower, or there is no plan."""
-    graph = _chain(40)
+    graph = training_chain(40, 10)
     problem = Problem(graph=graph, costs=uniform_costs(graph), budget=Budget(device_bytes=90), time_limit_s=3.0, progress=None)
 
     def most_runs(found: memfit.Plan) -> int:
@@ -125,13 +111,13 @@ def test_abilities_can_be_taken_away() -> None:
 
 
 def test_a_time_limit_of_zero_still_answers() -> None:
-    graph = _chain(30)
+    graph = training_chain(30, 10)
     outcome = plan(graph, budget=200, time_limit_s=0)
     assert outcome.require_plan().timeline.peak_bytes <= 200
 
 
 def test_repair_and_polish_do_what_they_say() -> None:
-    graph = _chain(30)
+    graph = training_chain(30, 10)
     model = build_model(graph, uniform_costs(graph))
     makers = np.array([forms[0] if forms else -1 for forms in model.producers], np.int64)
     agenda = np.array(model.agenda, np.int64)
@@ -152,7 +138,7 @@ def test_repair_and_polish_do_what_they_say() -> None:
 
 def test_chains_of_cuts_only_raise_the_bound() -> None:
     """Near the floor a value is recomputed more than once, which one cut cannot see."""
-    graph = _chain(24)
+    graph = training_chain(24, 10)
     model = build_model(graph, uniform_costs(graph))
     first = next(cuts_near_peak(model, np.array(model.agenda, np.int64)))
     for limit, higher in ((100, 0), (50, 1)):
@@ -212,7 +198,7 @@ def test_what_is_overwritten_is_made_again() -> None:
 
 def test_refined_cuts_meet_the_plan() -> None:
     """Where the program's answer fits when it is played, nothing is left to search for."""
-    graph = _chain(24)
+    graph = training_chain(24, 10)
     problem = Problem(graph=graph, costs=uniform_costs(graph), budget=Budget(device_bytes=120), time_limit_s=20.0)
     search = Search(problem)
     refine(search, next(cuts_near_peak(problem.model, np.array(problem.model.agenda, np.int64))), seconds=10)
@@ -236,13 +222,13 @@ def test_another_order_can_be_enough() -> None:
 
 @pytest.mark.parametrize("planner", ["auto", "cut_lp"])
 def test_plans_are_reproducible(planner: str) -> None:
-    graph = _chain(20)
+    graph = training_chain(20, 10)
     first, second = (plan(graph, budget=130, planner=planner, time_limit_s=0) for _ in range(2))
     assert first.require_plan().schedule == second.require_plan().schedule
 
 
 def test_while_nothing_fits_several_walks_set_out_and_some_again_later() -> None:
-    graph = _chain(30)
+    graph = training_chain(30, 10)
     search = Search(Problem(graph=graph, costs=uniform_costs(graph), budget=Budget(device_bytes=60), time_limit_s=20.0))
     search.offer(np.array(search.problem.model.agenda, np.int64))
     walks = _walks(search, seed=0, most=4)

@@ -6,6 +6,7 @@ from random import Random
 from time import perf_counter
 
 import pytest
+from tests.small import training_chain
 from tests.strategies import random_costs, random_training_graph
 
 import memfit
@@ -24,24 +25,9 @@ from memfit.planning.sqrt_segments import SqrtSegments
 SIMPLE = ("keep_all", "sqrt_segments", "drop_cheap", "greedy", "chain_dp")
 
 
-def _chain(num_layers: int = 16, size_bytes: int = 100) -> memfit.Graph:
-    """A forward and backward chain: backward i reads activation i and the incoming gradient."""
-    storages, ops = [memfit.Storage(id=0, size_bytes=size_bytes, kind=memfit.Kind.INPUT)], []
-    for i in range(num_layers):
-        storages.append(memfit.Storage(id=len(storages), size_bytes=size_bytes))
-        ops.append(memfit.Op(id=i, name="relu", inputs=(i,), outputs=(i + 1,)))
-    incoming = num_layers
-    for i in reversed(range(num_layers)):
-        storages.append(memfit.Storage(id=len(storages), size_bytes=size_bytes))
-        ops.append(memfit.Op(id=len(ops), name="backward", inputs=(i, incoming), outputs=(len(storages) - 1,)))
-        incoming = len(storages) - 1
-    tensors = tuple(memfit.Tensor(id=s.id, storage=s.id) for s in storages)
-    return memfit.Graph(ops=tuple(ops), tensors=tensors, storages=tuple(storages), sources=(0,), results=(0, incoming))
-
-
 @pytest.mark.parametrize("planner", SIMPLE)
 def test_a_plan_without_a_limit_is_the_step_itself(planner: str) -> None:
-    graph = _chain()
+    graph = training_chain()
     outcome = plan(graph, planner=planner)
     assert outcome.status is Status.OPTIMAL
     assert sorted(c.op for c in outcome.require_plan().schedule.computes) == list(range(len(graph.ops)))
@@ -49,7 +35,7 @@ def test_a_plan_without_a_limit_is_the_step_itself(planner: str) -> None:
 
 @pytest.mark.parametrize("planner", ["sqrt_segments", "greedy", "chain_dp"])
 def test_half_the_memory_of_a_chain(planner: str) -> None:
-    graph = _chain()
+    graph = training_chain()
     whole = plan(graph, planner="keep_all").require_plan().timeline
     outcome = plan(graph, budget=whole.peak_bytes // 2, planner=planner)
     found = outcome.require_plan()
@@ -60,7 +46,7 @@ def test_half_the_memory_of_a_chain(planner: str) -> None:
 
 def test_square_root_of_the_memory() -> None:
     """k segments of n / k: about 2 sqrt(n) activations instead of n, for one more forward."""
-    graph = _chain(100)
+    graph = training_chain(100)
     found = plan(graph, budget=100 * 26, planner=SqrtSegments(num_segments=10)).require_plan()
     assert found.timeline.time_ns <= 300
 
@@ -86,7 +72,7 @@ def test_plans_stay_inside_on_random_training_graphs(planner: str) -> None:
 
 
 def test_infeasible_says_why_and_where() -> None:
-    graph = _chain()
+    graph = training_chain()
     outcome = plan(graph, budget=350, planner="keep_all")
     assert outcome.status is Status.INFEASIBLE
     with pytest.raises(InfeasibleBudget, match="proven minimum") as caught:
@@ -96,7 +82,7 @@ def test_infeasible_says_why_and_where() -> None:
 
 
 def test_gave_up_is_not_infeasible() -> None:
-    outcome = plan(_chain(), budget=500, planner="keep_all")
+    outcome = plan(training_chain(), budget=500, planner="keep_all")
     assert outcome.status is Status.UNKNOWN
     with pytest.raises(NoPlanFound, match="500 B"):
         outcome.require_plan()
@@ -104,11 +90,11 @@ def test_gave_up_is_not_infeasible() -> None:
 
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(BadInput, match="known are auto"):
-        plan(_chain(), planner="banana")
+        plan(training_chain(), planner="banana")
     with pytest.raises(BadInput, match="budget"):
-        plan(_chain(), budget="banana")
+        plan(training_chain(), budget="banana")
     with pytest.raises(BadInput, match="time limit"):
-        plan(_chain(), time_limit_s=float("nan"))
+        plan(training_chain(), time_limit_s=float("nan"))
 
 
 @pytest.mark.parametrize("planner", sorted(PLANNERS))
