@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,12 @@ from memfit.profile.allocations import peaks_of
 
 aten = torch.ops.aten
 MODELS = "unet,vgg16,resnet50,googlenet"
-COLUMNS = ("model", "layer", "pass", "algorithm", "time_ms", "workspace_mib", "offered", "error")
+COLUMNS = ("model", "layout", "layer", "pass", "algorithm", "time_ms", "workspace_mib", "offered", "error")
 _RUNS = 5
 _MOST_WORKSPACE = 16 * 2**30
 _SLOW = 8  # times PyTorch's time: not measured again
 _TEXT = (
-    "fp32 with TF32, channels last, the batch sizes of `benchmarks/peers.py`; layers whose largest tensor is at least 1/400 of the step's bytes, "
+    "fp32 with TF32, the batch sizes of `benchmarks/peers.py`; layers whose largest tensor is at least 1/400 of the step's bytes, "
     "each distinct one once. `pytorch` is the algorithm PyTorch picks (workspace as its allocator saw it); the others are cuDNN's, "
     "in the order cuDNN expects them to be fast. `offered`: memfit offers it beside PyTorch's own."
 )
@@ -51,6 +52,7 @@ _TEXT = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=MODELS)
+    parser.add_argument("--layout", choices=("channels_last", "contiguous"), default="channels_last")
     parser.add_argument("--scale", type=float, default=1.0, help="batch size factor")
     parser.add_argument("--output", type=Path, help="JSON lines are appended here")
     parser.add_argument("--seconds", type=float, default=55.0, help="start nothing new after this long")
@@ -67,7 +69,9 @@ def main() -> None:
     end = time.perf_counter() + args.seconds
     facts = run_facts()
     for name in args.models.split(","):
-        for row in rows_of(PEERS[name], args.scale, end, cudnn, "cuda"):
+        peer = replace(PEERS[name], channels_last=args.layout == "channels_last")
+        for row in rows_of(peer, args.scale, end, cudnn, "cuda"):
+            row = {"layout": args.layout, **row}
             print(" ".join(f"{k}={v}" for k, v in row.items()), flush=True)
             if args.output is not None:
                 with args.output.open("a") as file:
@@ -126,7 +130,8 @@ def passes_of(call: OpCall, transposed: bool) -> list[Pass]:
 
 def text_of(layer: Convolution, transposed: bool) -> str:
     name = "x".join(map(str, layer.input)) + " by " + "x".join(map(str, layer.weight))
-    return f"{name} stride {layer.stride[0]}" + (" transposed" if transposed else "")
+    part = " of a concatenation" if layer.input_strides or layer.output_strides else ""
+    return f"{name} stride {layer.stride[0]}" + (" transposed" if transposed else "") + part
 
 
 def measured_rows(
@@ -137,7 +142,12 @@ def measured_rows(
     kept, peak = peaks_of(plain, torch.device(device))
     own_ms = milliseconds(plain, device)
     yield {"algorithm": "pytorch", **_costs(own_ms, peak - kept), "offered": "", "error": 0.0}
-    for algorithm in cudnn.algorithms(layer, which):
+    try:
+        algorithms = cudnn.algorithms(layer, which)
+    except CudnnError as error:
+        yield {"algorithm": "none", **_costs(None, 0), "offered": "no", "error": str(error)}
+        return
+    for algorithm in algorithms:
         text = f"{algorithm.number}{'' if algorithm.deterministic else '*'} (math {algorithm.math})"
         told = {"algorithm": text, "offered": "yes" if (which, algorithm.number) in offered else "no"}
         if algorithm.workspace_bytes > _MOST_WORKSPACE:
@@ -175,11 +185,11 @@ def setting_of(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Callable[[], torch.Tensor]]:
     """(first, second, result) for cuDNN, and the same by PyTorch."""
 
-    def made(shape: tuple[int, ...]) -> torch.Tensor:
-        real = torch.empty_strided(shape, strides_of(shape, channels_last=layer.channels_last), dtype=layer.dtype, device=device)
-        return real.normal_()
+    def made(shape: tuple[int, ...], strides: tuple[int, ...] = ()) -> torch.Tensor:
+        strides = strides or strides_of(shape, channels_last=layer.channels_last)
+        return torch.empty_strided(shape, strides, dtype=layer.dtype, device=device).normal_()
 
-    big, weight, small = made(layer.input), made(layer.weight), made(layer.output)
+    big, weight, small = made(layer.input, layer.input_strides), made(layer.weight), made(layer.output, layer.output_strides)
     near, far = (small, big) if transposed else (big, small)  # the layer's own input and output
     settings = call.args[4:10] if call.target is aten.convolution_backward.default else call.args[3:9]
     if call.target is aten.convolution.default:
@@ -188,7 +198,7 @@ def setting_of(
     index = 1 if which is Pass.FILTER else 0
     mask = [index == 0, index == 1, False]
     order = {Pass.FILTER: (big, small, weight), Pass.DATA: (weight, small, big), Pass.FORWARD: (big, weight, small)}[which]
-    out = torch.empty_like(order[2])
+    out = made(tuple(order[2].shape))
     return order[0], order[1], out, lambda: aten.convolution_backward.default(far, near, weight, [0], *settings, mask)[index]
 
 

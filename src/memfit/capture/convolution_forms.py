@@ -3,6 +3,9 @@
     limit      340 MiB   64 MiB   0
     algorithm     7         6      1        fewer bytes, more time; PyTorch's own choice stays the first form
 
+Much of what PyTorch takes beside its tensors is no workspace of cuDNN's but a copy: the gradient of a concatenation comes back as
+parts of its channels, and PyTorch makes each part dense. cuDNN reads it where it lies, if told its strides.
+
 A limit holds for the whole op: in a backward, one for the gradient of the input and one for that of the weight are chosen
 together. Same mathematics, other order of sums (Winograd's and Fourier's algorithms are among them, as they are among those that
 PyTorch picks from), so this belongs to the variants that round otherwise. The idea is MONeT's (ICLR 2021).
@@ -13,18 +16,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from memfit.capture.captured import OpCall
-from memfit.capture.cudnn_algorithms import Algorithm, Convolution, CudnnError, Pass, library
+from memfit.capture.cudnn_algorithms import Algorithm, Convolution, CudnnError, Pass, library, strides_of
 from memfit.capture.rewrite import Rewriter
 from memfit.core.graph import Op, Variant
 from memfit.core.units import format_bytes
 
 aten = torch.ops.aten
 _MOST_OFFERS = 2
+_T = TypeVar("_T")
+_LOADED_BYTES = 16
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 
@@ -41,6 +46,13 @@ class Choice:
     def workspace_bytes(self) -> int:
         return max(a.workspace_bytes for _, a in self.algorithms)
 
+    @property
+    def name(self) -> str:
+        numbers = "+".join(str(a.number) for _, a in self.algorithms)
+        return f"algorithm {numbers} in {format_bytes(self.workspace_bytes)}" + (
+            " without a copy" if _has_strides(self.convolution) else ""
+        )
+
 
 def offer_algorithms(rewriter: Rewriter, op: Op, call: OpCall) -> None:
     """At most two other algorithms for a convolution or its backward, with less and less workspace."""
@@ -48,27 +60,35 @@ def offer_algorithms(rewriter: Rewriter, op: Op, call: OpCall) -> None:
         return
     for choice in choices(rewriter, call):
         target: Any = partial(convolution_backward_by if _is_backward(call) else convolution_by, choice)
-        numbers = "+".join(str(a.number) for _, a in choice.algorithms)
-        variant = Variant(name=f"algorithm {numbers} in {format_bytes(choice.workspace_bytes)}", inputs=op.inputs, outputs=op.outputs)
-        rewriter.add_variant(op.id, variant, replace(call, target=target))
+        rewriter.add_variant(op.id, Variant(name=choice.name, inputs=op.inputs, outputs=op.outputs), replace(call, target=target))
 
 
 def choices(rewriter: Rewriter, call: OpCall) -> list[Choice]:
-    """What is offered for one call; nothing where there is no cuDNN or it cannot say."""
-    cudnn = library()
-    convolution = described(rewriter, call) if cudnn is not None and torch.backends.cudnn.enabled else None
-    if cudnn is None or convolution is None:
+    """What is offered for one call; nothing where there is no cuDNN or it cannot say.
+
+    The first pick by limit is what PyTorch runs too (measured on the H200: the same bits), so it is offered only without a copy.
+    """
+    convolution = described(rewriter, call) if library() is not None and torch.backends.cudnn.enabled else None
+    if convolution is None:
         return []
-    passes = _passes(call)
-    try:
-        lists = [_allowed(convolution, cudnn.algorithms(convolution, which)) for which in passes]
-    except CudnnError:
-        return []
+    picks = [(convolution, pick) for pick in _picks(rewriter, call, convolution)]
+    if not picks or not _has_strides(convolution):
+        dense = replace(convolution, input_strides=(), output_strides=())
+        picks = [(dense, pick) for pick in _picks(rewriter, call, dense)][1:]
     strides = tuple(() if t is None else tuple(rewriter.sample(t).stride()) for t in call.outputs)
     return [
-        Choice(convolution=convolution, algorithms=tuple(zip(passes, picked, strict=True)), strides=strides)
-        for picked in few(by_limit(lists, nothing_bytes=rewriter.least_bytes))
+        Choice(convolution=layer, algorithms=tuple(zip(_passes(call), pick, strict=True)), strides=strides) for layer, pick in few(picks)
     ]
+
+
+def _picks(rewriter: Rewriter, call: OpCall, convolution: Convolution) -> list[tuple[Algorithm, ...]]:
+    cudnn = library()
+    assert cudnn is not None
+    try:
+        lists = [_allowed(convolution, cudnn.algorithms(convolution, which)) for which in _passes(call)]
+    except CudnnError:
+        return []
+    return by_limit(lists, nothing_bytes=rewriter.least_bytes)
 
 
 def by_limit(lists: Sequence[Sequence[Algorithm]], *, nothing_bytes: int = 0) -> list[tuple[Algorithm, ...]]:
@@ -86,9 +106,9 @@ def by_limit(lists: Sequence[Sequence[Algorithm]], *, nothing_bytes: int = 0) ->
     return list(found)
 
 
-def few(picks: list[tuple[Algorithm, ...]]) -> list[tuple[Algorithm, ...]]:
-    """The one that takes least and, of the others, the fastest that is not the fastest of all: that one is about PyTorch's own."""
-    return picks if len(picks) <= _MOST_OFFERS else [picks[1], picks[-1]]
+def few(picks: list[_T]) -> list[_T]:
+    """The fastest, and the one that takes least."""
+    return picks if len(picks) <= _MOST_OFFERS else [picks[0], picks[-1]]
 
 
 def _allowed(convolution: Convolution, algorithms: Sequence[Algorithm]) -> list[Algorithm]:
@@ -137,8 +157,29 @@ def described(rewriter: Rewriter, call: OpCall) -> Convolution | None:
         groups=groups,
         tf32=torch.backends.cudnn.allow_tf32,
         device=_device_number(near.device),
+        input_strides=_strides_of_part(big, layout),
+        output_strides=_strides_of_part(small, layout),
     )
     return found if found.is_supported else None
+
+
+def _has_strides(convolution: Convolution) -> bool:
+    return bool(convolution.input_strides or convolution.output_strides)
+
+
+def _strides_of_part(sample: torch.Tensor, channels_last: bool) -> tuple[int, ...]:
+    """The strides of some channels of a larger dense tensor; () of anything else. Kernels load 16 bytes at a time."""
+    strides, dense = tuple(sample.stride()), strides_of(sample.shape, channels_last=channels_last)
+    aligned = sample.storage_offset() * sample.element_size() % _LOADED_BYTES == 0
+    if channels_last:
+        pixel = strides[-1]
+        expected = strides_of((sample.shape[0], pixel, *sample.shape[2:]), channels_last=True)
+        is_part = pixel > sample.shape[1] and strides[1] == 1 and strides == expected
+        aligned = aligned and pixel * sample.element_size() % _LOADED_BYTES == 0
+    else:
+        is_part = strides[0] > dense[0] and strides[1:] == dense[1:]
+        aligned = aligned and strides[0] * sample.element_size() % _LOADED_BYTES == 0
+    return strides if is_part and aligned else ()
 
 
 def _samples(rewriter: Rewriter, call: OpCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -220,8 +261,23 @@ def _run(
     cudnn = library()
     if cudnn is None:
         raise CudnnError("there is no cuDNN here.")
-    layout = _FORMATS[len(shape)] if choice.convolution.channels_last else torch.contiguous_format
-    first, second = (t.contiguous(memory_format=layout) for t in inputs)
+    expected = _operand_strides(choice.convolution, which)
+    first, second = (_as_expected(choice, t, s) for t, s in zip(inputs, expected, strict=True))
     result = torch.empty_strided(shape, strides, dtype=first.dtype, device=first.device)
     cudnn.run(choice.convolution, which, algorithm, first, second, result)
     return result
+
+
+def _operand_strides(convolution: Convolution, which: Pass) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What is said of the two operands of a pass; () for dense."""
+    if which is Pass.FORWARD:
+        return convolution.input_strides, ()
+    return ((), convolution.output_strides) if which is Pass.DATA else (convolution.input_strides, convolution.output_strides)
+
+
+def _as_expected(choice: Choice, x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    if not strides:
+        return x.contiguous(memory_format=_FORMATS[x.dim()] if choice.convolution.channels_last else torch.contiguous_format)
+    if x.stride() != strides:
+        raise CudnnError(f"the operand has strides {x.stride()} instead of {strides}.")
+    return x

@@ -68,6 +68,8 @@ class Convolution:
     groups: int
     tf32: bool
     device: int = -1  # of CUDA; -1 for memory of the host
+    input_strides: tuple[int, ...] = ()  # of an operand that is no dense tensor but a part of the channels of a larger one
+    output_strides: tuple[int, ...] = ()
 
     @property
     def is_supported(self) -> bool:
@@ -227,20 +229,20 @@ class Library:
     # -- descriptors -----------------------------------------------------------------------------------------------
 
     def _descriptors(self, convolution: Convolution, which: Pass, math_type: int) -> tuple[Any, Any, Any, Any]:
-        """(first, second, settings, result) of a pass."""
-        one = self._tensor(convolution, convolution.input)
+        """(first, second, settings, result) of a pass. A result is always dense, also where the operand of the same shape is not."""
+        one = self._tensor(convolution, convolution.input, () if which is Pass.DATA else convolution.input_strides)
         weight = self._filter(convolution)
-        other = self._tensor(convolution, convolution.output)
+        other = self._tensor(convolution, convolution.output, () if which is Pass.FORWARD else convolution.output_strides)
         settings = self._settings(convolution, math_type)
         if which is Pass.FORWARD:
             return one, weight, settings, other
         return (weight, other, settings, one) if which is Pass.DATA else (one, other, settings, weight)
 
-    def _tensor(self, convolution: Convolution, shape: tuple[int, ...]) -> Any:
-        key = ("tensor", shape, convolution.dtype, convolution.channels_last)
+    def _tensor(self, convolution: Convolution, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+        strides = strides or strides_of(shape, channels_last=convolution.channels_last)
+        key = ("tensor", shape, strides, convolution.dtype)
         if key not in self._known:
             made = self._made("cudnnCreateTensorDescriptor")
-            strides = strides_of(shape, channels_last=convolution.channels_last)
             self._call("cudnnSetTensorNdDescriptor", made, _DTYPES[convolution.dtype], len(shape), _ints(shape), _ints(strides))
             self._known[key] = made
         return self._known[key]

@@ -173,9 +173,21 @@ def _offer_norm_apply(rewriter: Rewriter, op: Op, call: OpCall) -> None:
 def _offer_less_workspace(rewriter: Rewriter, op: Op, call: OpCall) -> None:
     """Convolutions by other algorithms, and over slices of the batch."""
     offer_algorithms(rewriter, op, call)
+    _offer_sliced(rewriter, op, call)
+
+
+def _offer_sliced(rewriter: Rewriter, op: Op, call: OpCall) -> None:
     sliced = _sliced(rewriter, op, call)
     if sliced is not None:
         rewriter.add_variant(op.id, Variant(name=f"{_NUM_SLICES} slices", inputs=op.inputs, outputs=op.outputs), sliced)
+
+
+def _offer_without_copies(rewriter: Rewriter, op: Op, call: OpCall) -> None:
+    """Convolutions by other algorithms; over slices only where PyTorch would make an operand dense first, all of it at once."""
+    offer_algorithms(rewriter, op, call)
+    operands = (rewriter.sample(a.tensor) for a in call.args[:2])
+    if not all(_is_dense(sample) for sample in operands):
+        _offer_sliced(rewriter, op, call)
 
 
 def _sliced(rewriter: Rewriter, op: Op, call: OpCall) -> OpCall | None:
@@ -212,6 +224,6 @@ _OTHER_ROUNDING: dict[Any, Callable[[Rewriter, Op, OpCall], None]] = {
     **dict.fromkeys(FUSED_BACKWARDS, offer_attention_slices),
 }
 _LIBRARY: dict[Any, Callable[[Rewriter, Op, OpCall], None]] = {
-    **dict.fromkeys(CONVOLUTIONS, offer_algorithms),
+    **dict.fromkeys(CONVOLUTIONS, _offer_without_copies),
     **dict.fromkeys(FUSED_FORWARDS, offer_kernels),
 }

@@ -40,6 +40,7 @@ def measured(
     missing = [(text, form) for text, form in distinct.items() if cache.get(device_name, text) is None]
     devices = [captured.device] if captured.device.type == "cuda" else []
     guessed: dict[str, tuple[int, int]] = {}
+    broken: set[str] = set()  # variants that cannot run here
     if build:
         build([captured.call(*form).target for _, form in missing])
     with torch.random.fork_rng(devices=devices):  # the caller's random numbers must not depend on whether we measured
@@ -51,11 +52,16 @@ def measured(
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError:  # invented values are not always what a kernel wants: such an op is estimated, and not cached
-                guessed[text] = (estimate_ns(captured, form[0]), 0) if form[1] == 0 else _priced_out(captured, form[0])
+                if form[1]:
+                    broken.add(text)
+                else:
+                    guessed[text] = (estimate_ns(captured, form[0]), 0)
     cache.save()
 
     def cost(op: int, variant: int) -> tuple[int, int]:
         text = signatures.get((op, variant))
+        if text in broken:
+            return _priced_out(captured, cost(op, 0)[0])
         return (0, 0) if text is None else guessed.get(text) or cache.get(device_name, text) or (0, 0)
 
     plain = [cost(op.id, 0) for op in captured.graph.ops]
@@ -75,9 +81,9 @@ def _is_measured(captured: Captured, op: int, variant: int) -> bool:
     return captured.call(op, variant).role is Role.CALL and (variant > 0 or not is_free(captured, op))
 
 
-def _priced_out(captured: Captured, op: int) -> tuple[int, int]:
-    """For a variant that cannot run here: never worth it, since the op has another form."""
-    return 1000 * estimate_ns(captured, op), sum(s.size_bytes for s in captured.graph.storages)
+def _priced_out(captured: Captured, plain_ns: int) -> tuple[int, int]:
+    """What no plan takes, since the op has another form."""
+    return 1000 * max(plain_ns, 1), sum(s.size_bytes for s in captured.graph.storages)
 
 
 def name_of(device: torch.device) -> str:
