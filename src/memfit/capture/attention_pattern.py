@@ -21,7 +21,7 @@ from memfit.capture.rewrite import Rewriter
 from memfit.core.graph import Op
 
 aten = torch.ops.aten
-_CASTS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
+_CASTS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default, aten.clone.default)  # dropout of nothing is a clone
 _SCALES = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
 
 
@@ -42,6 +42,7 @@ class Attention:
     of_value: int
     scale: float
     masks: tuple[tuple[int, int], ...]
+    examples: int  # n is examples x heads
     forward: int  # the op that makes `out`
     backward: int  # the first op that makes a gradient
 
@@ -81,9 +82,9 @@ class _Finder:
         value, gradient = self._argument(out, 1), self._argument(of_value, 1)
         if not self._is_change_of(change, gradient, value):
             return None
-        return self._with_gradients(scores, change, out, of_value)
+        return self._with_gradients(scores, change, out, of_value, shape[0])
 
-    def _with_gradients(self, scores: _Scores, change: Op, out: Op, of_value: Op) -> Attention | None:
+    def _with_gradients(self, scores: _Scores, change: Op, out: Op, of_value: Op, examples: int) -> Attention | None:
         query, keys = self._argument(scores.product, 0), self._argument(scores.product, 1)
         end, scale = self._unscaled(change.outputs[0], scores.masks)
         products = self._products(end)
@@ -106,6 +107,7 @@ class _Finder:
             of_value=of_value.outputs[0],
             scale=scores.scale,
             masks=scores.masks,
+            examples=examples,
             forward=out.id,
             backward=min(of_query.id, of_keys.id, of_value.id),
         )

@@ -31,9 +31,14 @@ _MOST_MATRICES = 65_535  # of a batch, in one launch on CUDA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """`signs` say what each mask is, as in `Attention`; `strides` are those expected of the gradients."""
+    """`signs` say what each mask is, as in `Attention`; `strides` are those expected of the gradients.
+
+    Every matrix is given to the kernel as an example with one head, so that `out` lies in memory as a product would; or, where each
+    example has a mask of its own, in `heads` heads.
+    """
 
     scale: float
+    heads: int
     signs: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
 
@@ -44,11 +49,12 @@ def offer_fused_attention(rewriter: Rewriter, op: Op, call: OpCall) -> None:
     if found is None or not _is_supported(rewriter, found):
         return
     query = rewriter.sample(found.query)
-    sums = torch.empty(sums_shape(query), dtype=_wide(query.dtype), device="meta")
+    heads = query.shape[0] // found.examples if any(_num_matrices(rewriter, found, mask) > 1 for mask, _ in found.masks) else 1
+    sums = torch.empty(sums_shape(query, heads), dtype=_wide(query.dtype), device="meta")
     saved = rewriter.new_tensor(allocated_bytes(sums, rewriter.granularity), sums, "logsumexp")
     gradients = (found.of_query, found.of_keys, found.of_value)
     strides = tuple(tuple(rewriter.sample(t).stride()) for t in gradients)
-    settings = Settings(scale=found.scale, signs=tuple(sign for _, sign in found.masks), strides=strides)
+    settings = Settings(scale=found.scale, heads=heads, signs=tuple(sign for _, sign in found.masks), strides=strides)
     given = (found.query, found.keys, found.value)
     masks = tuple(mask for mask, _ in found.masks)
     for after, name, target, inputs, outputs in (
@@ -67,9 +73,9 @@ def offer_fused_attention(rewriter: Rewriter, op: Op, call: OpCall) -> None:
 
 def _is_supported(rewriter: Rewriter, found: Attention) -> bool:
     query, keys, value = (rewriter.sample(t) for t in (found.query, found.keys, found.value))
-    out, scores = rewriter.sample(found.out), (query.shape[1], keys.shape[2])
+    out = rewriter.sample(found.out)
     alike = query.shape[2] == value.shape[2] and query.dtype == value.dtype == keys.dtype == out.dtype
-    small = all(_fits(rewriter.sample(mask).shape, scores) for mask, _ in found.masks)
+    small = all(_num_matrices(rewriter, found, mask) for mask, _ in found.masks)
     if query.device.type == "cuda":
         half = query.dtype in (torch.float16, torch.bfloat16)
         known = (half or query.dtype is torch.float32) and query.shape[2] % (_ALIGNED // 2) == 0 and query.shape[0] <= _MOST_MATRICES
@@ -78,28 +84,33 @@ def _is_supported(rewriter: Rewriter, found: Attention) -> bool:
     return alike and small and known and out.is_contiguous()
 
 
-def _fits(mask: torch.Size, scores: tuple[int, int]) -> bool:
-    """Whether a mask is one matrix for all heads and examples."""
-    return math.prod(mask[:-2]) == 1 and len(mask) >= 2 and all(a in (1, b) for a, b in zip(mask[-2:], scores, strict=True))
+def _num_matrices(rewriter: Rewriter, found: Attention, mask: int) -> int:
+    """1 for a mask that all examples share, their number for one each; 0 for heads that differ, which no form takes."""
+    shape, scores = rewriter.sample(mask).shape, (rewriter.sample(found.query).shape[1], rewriter.sample(found.keys).shape[2])
+    num = math.prod(shape[:-2])
+    first = len(shape) == 4 or (len(shape) == 3 and found.examples == rewriter.sample(found.query).shape[0])
+    known = num == 1 or (first and num == shape[0] == found.examples)
+    broadcast = len(shape) >= 2 and all(a in (1, b) for a, b in zip(shape[-2:], scores, strict=True))
+    return num if known and broadcast else 0
 
 
-def sums_shape(query: torch.Tensor) -> tuple[int, int, int]:
+def sums_shape(query: torch.Tensor, heads: int) -> tuple[int, int, int]:
     """Of the logarithms of sums that a fused kernel keeps; CUDA's are padded."""
     rows = query.shape[1]
-    return query.shape[0], 1, -(-rows // 32) * 32 if query.device.type == "cuda" else rows
+    return query.shape[0] // heads, heads, -(-rows // 32) * 32 if query.device.type == "cuda" else rows
 
 
 def fused_attention(
     settings: Settings, query: torch.Tensor, keys: torch.Tensor, value: torch.Tensor, *masks: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, logsumexp); every matrix is a head of its own, so that `out` lies in memory as a product would."""
-    q, k, v = _heads(query, keys, value)
+    """(out, logsumexp)."""
+    q, k, v = _heads(settings, query, keys.transpose(1, 2), value)
     mask = _one_mask(settings, masks, q, k)
     if q.is_cuda:
         made = aten._scaled_dot_product_efficient_attention.default(q, k, v, mask, True, 0.0, False, scale=settings.scale)
     else:
         made = aten._scaled_dot_product_flash_attention_for_cpu.default(q, k, v, 0.0, False, attn_mask=mask, scale=settings.scale)
-    return made[0].squeeze(1), made[1]
+    return made[0].reshape(query.shape), made[1]
 
 
 def fused_attention_backward(
@@ -113,9 +124,8 @@ def fused_attention_backward(
     *masks: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:
     """Gradients of queries, transposed keys and values."""
-    q, k, v = _heads(query, keys, value)
+    q, k, v, g, o = _heads(settings, query, keys.transpose(1, 2), value, gradient, out)
     mask = _one_mask(settings, masks, q, k)
-    g, o = (t.unsqueeze(1) if t.stride(-1) == 1 else t.contiguous().unsqueeze(1) for t in (gradient, out))
     if q.is_cuda:
         unused = torch.empty((), dtype=torch.int64, device=q.device)  # would say which random numbers dropout drew
         backward: Any = aten._scaled_dot_product_efficient_attention_backward.default
@@ -123,29 +133,32 @@ def fused_attention_backward(
     else:
         backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
         made = backward(g, q, k, v, o, sums, 0.0, False, attn_mask=mask, scale=settings.scale)
-    found = (made[0].squeeze(1), made[1].squeeze(1).transpose(1, 2), made[2].squeeze(1))
+    found = (made[0].reshape(query.shape), made[1].reshape(*value.shape[:2], -1).transpose(1, 2), made[2].reshape(value.shape))
     return tuple(laid_out(t, strides) for t, strides in zip(found, settings.strides, strict=True))
 
 
-def _heads(query: torch.Tensor, keys: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    rows = (query, keys.transpose(1, 2), value)
-    return tuple((t if t.stride(-1) == 1 else t.contiguous()).unsqueeze(1) for t in rows)
+def _heads(settings: Settings, *matrices: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple((t if t.stride(-1) == 1 else t.contiguous()).unflatten(0, (-1, settings.heads)) for t in matrices)
 
 
 def _one_mask(settings: Settings, masks: tuple[torch.Tensor, ...], q: torch.Tensor, k: torch.Tensor) -> torch.Tensor | None:
-    """All masks as one to add: a matrix, of which rows lie as far apart as CUDA's kernel wants them."""
+    """All masks as one to add, for all heads of an example. Rows lie as far apart as CUDA's kernel wants them."""
     if not masks:
         return None
     rows, columns = q.shape[-2], k.shape[-2]
-    wide = torch.zeros((rows, -(-columns // _ALIGNED) * _ALIGNED), dtype=q.dtype, device=q.device)
-    total = wide[:, :columns]
+    whole = (*q.shape[:2], rows, columns)
+    if settings.signs == (0,) and masks[0].dtype == q.dtype and (not q.is_cuda or (columns % _ALIGNED == 0 and masks[0].stride(-1) == 1)):
+        return masks[0].reshape(-1, 1, *masks[0].shape[-2:]).expand(whole)
+    wide = -(-columns // _ALIGNED) * _ALIGNED
+    num = q.shape[0] if settings.heads > 1 else 1
+    total = torch.zeros((num, 1, rows, wide), dtype=q.dtype, device=q.device)[..., :columns]
     for mask, sign in zip(masks, settings.signs, strict=True):
-        matrix = mask.reshape(mask.shape[-2:])
+        matrix = mask.reshape(-1, 1, *mask.shape[-2:])
         if sign == 0:
             total.add_(matrix)
         else:
             total.masked_fill_(matrix if sign > 0 else ~matrix, float("-inf"))
-    return total.expand(q.shape[0], 1, rows, columns)
+    return total.expand(whole)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -41,6 +41,12 @@ def slope(q: torch.Tensor) -> torch.Tensor:
     return torch.linspace(-1, 1, q.shape[-2], dtype=q.dtype).expand(1, 1, q.shape[-2], -1)
 
 
+def padding(q: torch.Tensor) -> torch.Tensor:
+    """Other keys hidden in each example, for all heads."""
+    length = torch.arange(q.shape[0]).view(-1, 1, 1, 1)
+    return torch.where(torch.arange(q.shape[-2]) < q.shape[-2] - length, 0.0, -1e3).to(q.dtype).expand(-1, -1, q.shape[-2], -1)
+
+
 def with_einsum(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return torch.einsum("bhij,bhjd->bhid", torch.softmax(torch.einsum("bhid,bhjd->bhij", q, k) * 0.3, -1), v)
 
@@ -59,6 +65,10 @@ WRITTEN: dict[str, Attend] = {
     "where": lambda q, k, v: torch.softmax(torch.where(~hidden(q), scores(q, k), -math.inf), -1) @ v,
     "bias": lambda q, k, v: torch.softmax(scores(q, k) + slope(q), -1) @ v,
     "bias and causal": lambda q, k, v: torch.softmax((slope(q) + scores(q, k)).masked_fill(hidden(q), -math.inf), -1) @ v,
+    "a mask for each example": lambda q, k, v: torch.softmax(scores(q, k) + padding(q), -1) @ v,
+    "hidden in each example": lambda q, k, v: torch.softmax(scores(q, k).masked_fill(padding(q) < 0, -math.inf), -1) @ v,
+    "causal in each example": lambda q, k, v: torch.softmax(scores(q, k) + padding(q) + slope(q), -1) @ v,
+    "dropout of nothing": lambda q, k, v: dropout(torch.softmax(scores(q, k), -1), 0.0) @ v,
     "einsum": with_einsum,
     "three dimensions": in_three_dimensions,
 }
@@ -110,8 +120,9 @@ def fused_schedule(captured: Captured) -> Any:
     return schedule_from_ops(graph, needed[::-1])
 
 
-@pytest.mark.parametrize("name", list(WRITTEN))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*((name, torch.float64) for name in WRITTEN), ("plain", torch.float32), ("hidden in each example", torch.float32)]
+)
 def test_the_fused_kernel_gives_the_gradients_of_what_is_written(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     model = Attends(WRITTEN[name]).to(dtype)
