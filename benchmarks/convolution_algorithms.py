@@ -94,16 +94,20 @@ def write_page(rows: list[dict[str, Any]]) -> None:
 def rows_of(peer: Peer, scale: float, end: float, cudnn: Library, device: str) -> Iterator[dict[str, Any]]:
     """Every distinct layer and pass of a model, the layers with the largest tensors first."""
     rewriter, calls = calls_of(peer, scale, device)
+    listing_s = 0.0
     for position, (layer, call) in enumerate(calls):
         if time.perf_counter() > end:
             print(f"{peer.name}: time is up, {len(calls) - position} of {len(calls)} layers left out", file=sys.stderr)
             return
+        begin = time.perf_counter()
         offered = {(p, a.number) for choice in choices(rewriter, call) for p, a in choice.algorithms}
+        listing_s += time.perf_counter() - begin
         backward = call.target is aten.convolution_backward.default
         transposed = call.args[7 if backward else 6]
         for which in passes_of(call, transposed):
             for row in measured_rows(cudnn, layer, which, transposed, call, offered, device):
                 yield {"model": peer.name, "layer": text_of(layer, transposed), "pass": which.value, **row}
+    print(f"{peer.name}: asking cuDNN about {len(calls)} layers took {listing_s:.2f} s", file=sys.stderr)
 
 
 def calls_of(peer: Peer, scale: float, device: str) -> tuple[Rewriter, list[tuple[Convolution, OpCall]]]:
