@@ -28,10 +28,11 @@ from memfit.profile.roofline import roofline
 SHARES = (0.8, 0.6, 0.5, 0.4, 0.33, 0.25, 0.2)
 COLUMNS = ("what", "budget", "variants", "status", "overhead_points", "bound_points", "peak_mib", "fused")
 _TEXT = (
-    "An encoder that writes softmax(q k' / sqrt(d)) v out. *planned*: 12 layers of 768, 12 heads, 16 x 1024 tokens, roofline H200 costs. *measured*: "
-    "4 layers of 256, 8 heads, 2 x 1024 tokens, fp32 on this CPU with one thread; best of five steps against the best of all plain PyTorch's, "
-    "`peak_mib` as the allocator saw it. Budgets are shares of the plain step's peak. `none`: recomputation only; `rounding`: with all variants, of which `fused` says how many "
-    "attentions the plan does with the fused kernel. Overheads are against the plain step, so they can be negative. The machine was shared."
+    "An encoder that writes softmax(q k' / sqrt(d)) v out. *planned*: 12 layers of 768, 12 heads, 16 x 1024 tokens, roofline H200 costs. "
+    "*measured*: 4 layers of 256, 8 heads, 2 x 1024 tokens, fp32 on this CPU with one thread; best of five steps against the best of all "
+    "plain PyTorch's, `peak_mib` as the allocator saw it. Budgets are shares of the plain step's peak. `none`: recomputation only; `rounding`: "
+    "with all variants, of which `fused` says how many attentions the plan does with the fused kernel. Overheads are against the plain step, "
+    "so they can be negative. Other work shared the machine, and measured times of equal steps differ by up to a factor of two."
 )
 
 
