@@ -3,11 +3,15 @@
 In a compiled backward region, making an activation again in registers is often faster than reading it. What that form reads
 besides (a bias, a seed) is held throughout anyway, and then the form that reads the activation is no choice at all.
 
+Two forms of two ops can belong together (another kernel for attention: its backward reads what only its forward makes). Such a
+pair is left out when it is no faster than the plain pair, taken together, and needs no less room.
+
 A form that writes over an input differs from its twin in nothing but the place: what their measured times differ by is noise.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 
 from memfit.capture.captured import Captured
@@ -22,7 +26,8 @@ def without_dominated(captured: Captured, costs: Costs) -> tuple[Captured, Costs
     graph = captured.graph
     costs = _evened(graph, costs)
     fixed = {graph.storage_of(t) for t in graph.sources} & {graph.storage_of(t) for t in graph.results}
-    kept = [_kept(graph, costs, op, fixed) for op in graph.ops]
+    useless = _slower_pairs(graph, costs)
+    kept = [[v for v in _kept(graph, costs, op, fixed) if (op.id, v) not in useless] for op in graph.ops]
     if all(forms == list(range(len(op.forms))) for op, forms in zip(graph.ops, kept, strict=True)):
         return captured, costs
     ops = tuple(_with_forms(op, forms) for op, forms in zip(graph.ops, kept, strict=True))
@@ -53,6 +58,27 @@ def _evened(graph: Graph, costs: Costs) -> Costs:
 
     times = tuple(tuple(time_ns(op, v) for v in range(1, len(op.forms))) for op in graph.ops)
     return replace(costs, variant_time_ns=times)
+
+
+def _slower_pairs(graph: Graph, costs: Costs) -> set[tuple[int, int]]:
+    """Forms (op, variant) that only serve each other and are together no faster than the plain forms, in no less workspace."""
+    makers: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    readers: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for op in graph.ops:
+        for v, form in enumerate(op.forms):
+            for t in form.outputs:
+                makers[t].append((op.id, v))
+            for t in form.inputs:
+                readers[t].append((op.id, v))
+    found: set[tuple[int, int]] = set()
+    for tensor, made_by in makers.items():
+        pair = (*made_by, *readers[tensor])
+        if len(made_by) != 1 or len(pair) != 2 or any(v == 0 for _, v in pair):
+            continue
+        slower = sum(costs.time_ns(*form) for form in pair) >= sum(costs.time_ns(op) for op, _ in pair)
+        if slower and all(costs.workspace(op, v) >= costs.workspace(op) for op, v in pair):
+            found |= set(pair)
+    return found
 
 
 def _kept(graph: Graph, costs: Costs, op: Op, fixed: set[int]) -> list[int]:

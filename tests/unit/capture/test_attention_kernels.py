@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from memfit.capture import attention_kernels, variants
 from memfit.capture.attention_kernels import KERNELS, Kernel, Tensors, offer_kernels
 from memfit.capture.captured import Captured
+from memfit.capture.dominated import without_dominated
 from memfit.capture.inputs import Call
 from memfit.capture.regions import with_regions
 from memfit.capture.rewrite import Rewriter
@@ -112,6 +113,27 @@ def test_the_planner_takes_both_of_a_faster_pair() -> None:
     found = plan(graph, costs, 2 * whole, time_limit_s=5).require_plan()
     chosen = {step.op: step.variant for step in found.schedule.computes if graph.ops[step.op].variants}
     assert list(chosen.values()) == [1, 1]
+
+
+@pytest.mark.usefixtures("two_kernels")
+@pytest.mark.parametrize(
+    ("forward_ns", "backward_ns", "workspace_bytes", "stays"), [(50, 160, 0, False), (50, 140, 0, True), (150, 150, -1, True)]
+)
+def test_a_pair_that_is_slower_in_all_is_no_choice(forward_ns: int, backward_ns: int, workspace_bytes: int, stays: bool) -> None:
+    """The plain pair takes 100 each; what counts is the sum."""
+    captured, _ = offered(Attends(causal=False, masked=False))
+    graph = captured.graph
+    times = iter((forward_ns, backward_ns))
+    costs = replace(
+        uniform_costs(graph),
+        op_time_ns=tuple(100 for _ in graph.ops),
+        workspace_bytes=tuple(1 for _ in graph.ops),
+        variant_time_ns=tuple((next(times),) if op.variants else () for op in graph.ops),
+        variant_workspace_bytes=tuple((1 + workspace_bytes,) if op.variants else () for op in graph.ops),
+    )
+    fewer, left = without_dominated(captured, costs)
+    assert sum(bool(op.variants) for op in fewer.graph.ops) == (2 if stays else 0)
+    assert left.graph_digest == fewer.graph.digest
 
 
 @pytest.mark.usefixtures("two_kernels")
