@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import memfit
 from memfit.core.errors import BadInput, InfeasibleBudget, Unsupported
 from memfit.core.units import parse_bytes
+from memfit.execute.inductor import Inductor
+from memfit.profile.allocations import peaks_of
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="Inductor on the CPU needs a C++ compiler")
 
@@ -186,7 +189,6 @@ def test_auto_runs_a_saved_plan_on_the_engine_it_was_made_for(monkeypatch: pytes
 
 
 def test_auto_runs_eagerly_what_cannot_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memfit.execute.inductor import Inductor
     from memfit.task import Task
 
     def refuse(self: Inductor, module: Any) -> Any:
@@ -204,8 +206,6 @@ def test_inductor_writes_over_an_input_without_another_buffer() -> None:
     from memfit.capture.inputs import Call
     from memfit.capture.regions import with_regions
     from memfit.capture.step import capture
-    from memfit.execute.inductor import Inductor
-    from memfit.profile.allocations import peaks_of
 
     x, y = images()
     fine = capture(
@@ -229,3 +229,23 @@ def test_inductor_writes_over_an_input_without_another_buffer() -> None:
         if output in overwritten:
             assert tensor is given[op.inputs.index(overwritten[output])]
             assert peak < tensor.nbytes
+
+
+@pytest.mark.parametrize(("stride", "buffer"), [(2, False), (1, True)])
+def test_a_pool_whose_windows_do_not_overlap_reads_what_precedes_it_without_a_buffer(stride: int, buffer: bool) -> None:
+    """Overlapping windows would compute it several times: Inductor writes it out there, and so do we."""
+    x = torch.randn(4, 8, 64, 64)
+    shift, scale = torch.randn(8, 1, 1), torch.randn(8, 1, 1)
+
+    def pooled(x: torch.Tensor, shift: torch.Tensor, scale: torch.Tensor) -> list[torch.Tensor]:
+        return list(
+            torch.ops.prims._low_memory_max_pool_with_offsets(((x - shift) * scale).relu(), [2, 2], [stride, stride], [0, 0], [1, 1], False)
+        )
+
+    module = make_fx(pooled)(x, shift, scale)
+    run = Inductor().compile(module, [x, shift, scale])
+    expected = nn.functional.max_pool2d(((x - shift) * scale).relu(), 2, stride)
+    found, _ = run([x, shift, scale])
+    torch.testing.assert_close(found, expected)
+    made, peak = peaks_of(lambda: run([x, shift, scale]), torch.device("cpu"))
+    assert (peak - made >= x.numel() * x.element_size()) == buffer

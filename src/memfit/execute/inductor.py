@@ -245,10 +245,43 @@ def _compile(module: torch.fx.GraphModule, samples: Sequence[torch.Tensor]) -> C
     with mode:
         given = [torch.empty_strided(s.shape, s.stride(), dtype=s.dtype, device=s.device) for s in samples]
     # Inductor keeps code on disk only for what is traced with a shape environment.
-    with torch.no_grad(), tracing(TracingContext(mode)), config.patch({"triton.cudagraphs": False}), _same_keys_everywhere():
+    with (
+        torch.no_grad(),
+        tracing(TracingContext(mode)),
+        config.patch({"triton.cudagraphs": False}),
+        _same_keys_everywhere(),
+        _pools_inline(),
+    ):
         code: Any = compile_fx_inner(module, given, cudagraphs=BoxedBool(False))
     compiled: Compiled = getattr(code, "current_callable", None) or code
     return compiled
+
+
+@contextmanager
+def _pools_inline() -> Iterator[None]:
+    """Inductor writes out what a max pool reads, lest windows that overlap compute it several times. Where windows do not overlap that
+    is a buffer of the pool's input, and two passes over it, for nothing."""
+    from torch._inductor.ir import StorageBox
+
+    lowering, hint = _lowering(), StorageBox.realize_hint
+    pool = getattr(lowering, "_max_pool_with_offsets", None)
+
+    def inline(x: Any, kernel_size: Any, stride: Any, padding: Any, *rest: Any, **more: Any) -> Any:
+        apart = all(k <= s for k, s in zip(kernel_size, stride, strict=True)) and not any(padding)
+        if apart:
+            StorageBox.realize_hint = lambda _: None  # type: ignore[method-assign,assignment]
+        try:
+            return pool(x, kernel_size, stride, padding, *rest, **more)  # type: ignore[misc]
+        finally:
+            StorageBox.realize_hint = hint  # type: ignore[method-assign]
+
+    if pool is not None:
+        lowering._max_pool_with_offsets = inline
+    try:
+        yield
+    finally:
+        if pool is not None:
+            lowering._max_pool_with_offsets = pool
 
 
 @contextmanager
