@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from memfit.planning import Planner
 
 ENGINES = ("auto", "eager", "inductor")
-ALLOWED = ("recompute", "variants", "rounding")
+ALLOWED = ("recompute", "variants", "rounding", "offload")
 
 
 def fit(
@@ -61,7 +61,8 @@ def fit(
     `engine`: "eager" runs PyTorch's own kernels, bit for bit those of the plain model; "inductor" compiles the step in regions,
     faster and with other rounding, as torch.compile; "auto" compiles on CUDA when the step is large enough.
     `allow`: "recompute"; "variants", other implementations of ops: those with the same bits wherever they give a faster plan, those that
-    only round otherwise where nothing else has a plan; "rounding" compares them all and takes the fastest.
+    only round otherwise where nothing else has a plan; "rounding" compares them all and takes the fastest; "offload" lets values wait in
+    pinned host memory, copied beside the ops.
     `check` compares the first step with the plain model: "auto" where that is small and fits, True where it fits, False never.
     """
     _check_options(model, engine, allow, check)

@@ -33,6 +33,7 @@ from memfit.planning import find_planner
 from memfit.planning import plan as find_plan
 from memfit.planning.compile_ahead import start_compiling
 from memfit.planning.layout import tight_layout
+from memfit.planning.offload import Offloading
 from memfit.planning.portfolio import Portfolio
 from memfit.planning.remembered import Remembered
 from memfit.profile.cache import default_folder
@@ -90,7 +91,13 @@ def _make_ready(
         else:
             progress.update("planning")
             compare_all = "rounding" in task.allow or first[0].compiled
-            settings = PlanSettings(planner=planner, time_limit_s=time_limit_s, compare_all=compare_all, memory=default_folder() / "plans")
+            settings = PlanSettings(
+                planner=planner,
+                time_limit_s=time_limit_s,
+                compare_all=compare_all,
+                offload="offload" in task.allow,
+                memory=default_folder() / "plans",
+            )
             try:
                 captured, costs, chosen = best_plan(every, budget, settings, progress)
             except (InfeasibleBudget, NoPlanFound) as refusal:
@@ -142,21 +149,29 @@ _CLOSE = 0.003  # of the step's time: nearer to its bound a plan is not worth mo
 class PlanSettings:
     """How to look for a plan. `compare_all`: try every offer and take the fastest, instead of the first two and then the first that has a plan.
 
+    `offload`: values may wait on the host, where that gives a faster plan or the only one.
     `memory`: the folder where plans found before are looked for first, and new ones are left.
     """
 
     planner: str | Planner = "auto"
     time_limit_s: float = 30
     compare_all: bool = False
+    offload: bool = False
     memory: Path | None = None
 
-    def searching(self, *, first_look: bool) -> str | Planner:
+    def searching(self, stage: str) -> Planner:
         """The planner for somebody who waits for their first step."""
-        planner = Portfolio(patience=0.5) if self.planner == "auto" else self.planner
-        if self.memory is None or not isinstance(planner, str | Portfolio):
-            return planner
-        label = f"memfit {__version__}, {self.time_limit_s} s, {'a first look' if first_look else 'what is left of it'}"
-        return Remembered(planner=find_planner(planner), folder=self.memory, label=label)
+        planner = Portfolio(patience=0.5) if self.planner == "auto" else find_planner(self.planner)
+        return self._remembering(planner, stage) if isinstance(self.planner, str) else planner
+
+    def offloading(self, without: Outcome) -> Planner:
+        """Beside a plan that is known; in the same time again."""
+        planner = Portfolio(patience=0.5) if self.planner == "auto" else find_planner(self.planner)
+        return self._remembering(Offloading(planner=planner, without=without), "with offload")
+
+    def _remembering(self, planner: Planner, stage: str) -> Planner:
+        label = f"memfit {__version__}, {self.time_limit_s} s, {stage}"
+        return planner if self.memory is None else Remembered(planner=planner, folder=self.memory, label=label)
 
 
 def best_plan(
@@ -168,8 +183,7 @@ def best_plan(
     """
     tried: list[tuple[Captured, Costs, Outcome]] = []
 
-    def look(captured: Captured, costs: Costs, seconds: float, *, first: bool) -> Plan | None:
-        planner = settings.searching(first_look=first)
+    def look(captured: Captured, costs: Costs, seconds: float, planner: Planner) -> Plan | None:
         outcome = plan_captured(captured, costs, budget, planner=planner, time_limit_s=seconds, progress=progress)
         tried.append((captured, costs, outcome))
         return outcome.plan
@@ -181,17 +195,20 @@ def best_plan(
         return [entry for entry in tried if entry[2].status is not Status.INFEASIBLE]
 
     for captured, costs in offers:
-        found = look(captured, costs, _FIRST_LOOK * settings.time_limit_s, first=True)
+        found = look(captured, costs, _FIRST_LOOK * settings.time_limit_s, settings.searching("a first look"))
         enough = len(tried) >= _COMPARED and not settings.compare_all and fastest() is not None
         if enough or (found is not None and not has_repeats(found)):
             break
-    best = fastest()
+    best, more = fastest(), settings.searching("what is left of it")
     again = undecided() if best is None else [best]
     for number, (captured, costs, before) in enumerate(again):
         spent_s = sum(outcome.seconds for _, _, outcome in tried)  # of planning: compiling an offer is not
         seconds = (settings.time_limit_s - spent_s) / (len(again) - number)
-        if _is_worth_more(before, settings) and seconds > 0 and look(captured, costs, seconds, first=False) is not None:
+        if _is_worth_more(before, settings) and seconds > 0 and look(captured, costs, seconds, more) is not None:
             break
+    if settings.offload and tried:
+        captured, costs, before = fastest() or min(tried, key=lambda entry: entry[2].lower_bound_bytes)
+        look(captured, costs, settings.time_limit_s, settings.offloading(before))
     if (best := fastest()) is not None:
         captured, costs, outcome = best
         return captured, costs, outcome.require_plan()

@@ -141,10 +141,10 @@ def test_out_of_memory_in_the_middle_of_backward_is_planned_again(trial: bool) -
     program = shape.ready.program
     backward, calls = program.backward, [0]
 
-    def fails(saved: Any, tangents: Any, put: Any, rng: Any) -> None:
+    def fails(saved: Any, tangents: Any, put: Any, *rest: Any) -> None:
         calls[0] += 1
         fail = calls[0] == (1 if trial else 2)
-        return backward(saved, tangents, _failing_once(put, 4) if fail else put, rng)
+        return backward(saved, tangents, _failing_once(put, 4) if fail else put, *rest)
 
     object.__setattr__(program, "backward", fails)
     assert same(train(fitted, batches), train(plain, batches))
@@ -224,7 +224,7 @@ def test_an_interrupt_in_the_middle_of_backward_leaves_a_sane_model() -> None:
     program = fitted._memfit.latest.ready.program
     backward = program.backward
 
-    def interrupted(saved: Any, tangents: Any, put: Any, rng: Any) -> None:
+    def interrupted(saved: Any, tangents: Any, put: Any, *rest: Any) -> None:
         count = [0]
 
         def stop(*args: Any) -> None:
@@ -233,7 +233,7 @@ def test_an_interrupt_in_the_middle_of_backward_leaves_a_sane_model() -> None:
                 raise KeyboardInterrupt
             put(*args)
 
-        backward(saved, tangents, stop, rng)
+        backward(saved, tangents, stop, *rest)
 
     object.__setattr__(program, "backward", interrupted)
     loss = functional.cross_entropy(fitted(x), y)

@@ -177,8 +177,8 @@ def test_a_wrong_plan_is_caught_by_the_check() -> None:
     ready = fitted._memfit.latest.ready
     right = ready.program.forward
 
-    def wrong(sources: Any, rng: Any) -> Any:
-        outputs, mutations, saved = right(sources, rng)
+    def wrong(*args: Any) -> Any:
+        outputs, mutations, saved = right(*args)
         return outputs, mutations, [v * 2 if v.is_floating_point() and v.ndim == 2 else v for v in saved]
 
     object.__setattr__(ready.program, "forward", wrong)

@@ -1,6 +1,6 @@
 """A schedule as straight-line Python: one line per op, one `del` per Free, split where backward begins.
 
-    def forward(s, rng):                           def backward(saved, tangents, put, rng):
+    def forward(s, rng, host):                     def backward(saved, tangents, put, rng, host):
         s0, s1, s2 = s                                 v3, s1 = saved
         v3 = f0(s2, s0, s1)                            saved.clear()
         v4 = f1(v3)                                    v9 = f2(tangents[0], v3)
@@ -8,20 +8,22 @@
         return [v4], [], [...]                         return None
 
 A tuple is unpacked at once and dropped, since it would pin every output. A replayed random op restores the generator it
-drew from the first time. Locals are the only references, so `del` frees.
+drew from the first time. Locals are the only references, so `del` frees; what is being copied to the host waits for that copy, and
+a reader of what comes back for that one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from memfit.capture.captured import Captured, OpCall, Ref, Role
+from memfit.core.costs import HOST, level_name
 from memfit.core.errors import Unsupported
-from memfit.core.schedule import Compute, Free, Schedule
+from memfit.core.schedule import Compute, Free, Offload, Reload, Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,9 @@ class _Writer:
         self.held: dict[int, set[int]] = {}  # storage -> tensors with a variable
         self.replayed = self._replayed_draws()
         self.drawn: set[int] = set()
+        self.leaving: set[int] = set()  # storages whose copy to the host may be under way
+        self.arriving: set[int] = set()
+        self.on_host: dict[int, list[int]] = {}  # storage -> tensors that come back with it
         self.in_backward = False
         self.used_in_backward = self._names_used_in_backward()
 
@@ -63,10 +68,18 @@ class _Writer:
                     self._enter_backward()
                 else:
                     self._compute(step)
-            elif isinstance(step, Free):
-                self._free(step.storage)
+            elif step.level > HOST:
+                raise Unsupported(
+                    f"the engine cannot run {step}: copies go to the host, not to the {level_name(step.level)}; plan with one level."
+                )
+            elif isinstance(step, Offload):
+                self._send(step.storage)
+            elif isinstance(step, Reload):
+                self._fetch(step.storage)
+            elif step.level:
+                self.lines.append(f"host.drop({step.storage})")
             else:
-                raise Unsupported(f"the eager engine cannot run {step}: plan without offload.")
+                self._free(step.storage)
         if not self.in_backward:
             self._leave_forward()
             forward, self.lines = self.lines, []
@@ -76,12 +89,16 @@ class _Writer:
 
     def _compute(self, step: Compute) -> None:
         call = self.captured.call(step.op, step.variant)
+        if self.arriving:
+            self._await({self.graph.storage_of(t) for t in self.graph.ops[step.op].form(step.variant).inputs})
         if call.role is Role.ACCUMULATE:
             self._accumulate(call)
         elif call.role is Role.CALL:
+            overwritten = [self.graph.storage_of(old) for _, old in self.graph.ops[step.op].form(step.variant).inplace_of]
+            self._let_leave(overwritten)
             self._call(step.op, call)
-            for _, overwritten in self.graph.ops[step.op].form(step.variant).inplace_of:
-                self._free(self.graph.storage_of(overwritten))  # its bytes have a new name now
+            for storage in overwritten:
+                self._free(storage)  # its bytes have a new name now
 
     def _call(self, op: int, call: OpCall) -> None:
         arguments = [self._render(a) for a in call.args] + [f"{k}={self._render(v)}" for k, v in call.kwargs.items()]
@@ -116,7 +133,30 @@ class _Writer:
     def _accumulate(self, call: OpCall) -> None:
         self.lines.append(f"put({call.index}, {self.names[call.args[0].tensor]}, {call.keeps})")
 
+    def _send(self, storage: int) -> None:
+        self._await({storage})
+        self.on_host[storage] = sorted(self.held[storage])
+        self.lines.append(f"host.send({storage}, {', '.join(self.names[t] for t in self.on_host[storage])})")
+        self.leaving.add(storage)
+
+    def _fetch(self, storage: int) -> None:
+        names = [f"v{t}" for t in self.on_host[storage]]
+        self.lines.append(f"{', '.join(names)} = host.fetch({storage})")
+        for tensor, name in zip(self.on_host[storage], names, strict=True):
+            self._bind(tensor, name)
+        self.arriving.add(storage)
+
+    def _await(self, storages: set[int]) -> None:
+        self.lines += [f"host.arrived({storage})" for storage in sorted(storages & self.arriving)]
+        self.arriving -= storages
+
+    def _let_leave(self, storages: Iterable[int]) -> None:
+        self.lines += [f"host.sent({storage})" for storage in storages if storage in self.leaving]
+        self.leaving.difference_update(storages)
+
     def _free(self, storage: int) -> None:
+        self._await({storage})
+        self._let_leave([storage])
         names = [self.names.pop(t, "") for t in sorted(self.held.pop(storage, set()))]  # "" did not cross the border
         own = [n for n in names if n.startswith("v")]
         if own:
@@ -153,11 +193,16 @@ class _Writer:
         border = next((i for i, s in enumerate(steps) if isinstance(s, Compute) and calls[s.op].role is Role.BACKWARD_BEGINS), len(steps))
         sources = {t: f"s{i}" for i, t in enumerate(self.captured.convention.sources)}
         needed: set[int] = set()
+        leaving = {s.storage for s in steps[:border] if isinstance(s, Offload)} - {s.storage for s in steps[:border] if isinstance(s, Free)}
         for step in reversed(steps[border + 1 :]):
             if isinstance(step, Compute):
                 form = self.graph.ops[step.op].form(step.variant)
                 needed -= set(form.outputs)
                 needed |= set(form.inputs)
+            elif isinstance(step, Reload):
+                needed -= set(self.graph.tensors_of[step.storage])
+            elif isinstance(step, Offload) or step.storage in leaving:  # what is copied must stay until it is
+                needed |= set(self.graph.tensors_of[step.storage])
         return {sources.get(t, f"v{t}") for t in needed}
 
     # -- text ----------------------------------------------------------------------------------------------------
@@ -165,12 +210,12 @@ class _Writer:
     def _compile(self, forward: list[str], backward: list[str] | None) -> Program:
         sources = ", ".join(f"s{i}" for i in range(len(self.captured.convention.sources)))
         text = [
-            "def forward(s, rng):",
+            "def forward(s, rng, host=None):",
             f"    {sources}{',' if len(self.captured.convention.sources) == 1 else ''} = s" if sources else "    pass",
         ]
         text += [f"    {line}" for line in forward]
         if backward is not None:
-            text += ["", "def backward(saved, tangents, put, rng):", *(f"    {line}" for line in backward)]
+            text += ["", "def backward(saved, tangents, put, rng, host=None):", *(f"    {line}" for line in backward)]
         source = "\n".join(text) + "\n"
         namespace = dict(self.globals)
         exec(compile(source, "<memfit plan>", "exec"), namespace)

@@ -20,6 +20,7 @@ from memfit.core.errors import Unsupported
 from memfit.core.plan import Plan
 from memfit.execute.arena import Run, StepArena
 from memfit.execute.codegen import Program
+from memfit.execute.host import HostCopies
 from memfit.execute.rng import Replay, get_state, set_state
 
 _T = TypeVar("_T")
@@ -88,11 +89,11 @@ class Session:
             self.sources[position].data.copy_(value)
 
     def _run_forward(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        self.rng = Replay(self.captured.device)
+        self.rng, self.host = Replay(self.captured.device), HostCopies(self.captured.device)
         sources = [*self.sources, *self.captured.convention.constants]
         self.arena_run = self.ready.arena.start() if self.ready.arena is not None else None
         with self.arena_run or nullcontext(), torch._C._DisableAutocast():  # the casts are in the plan
-            outputs, mutations, self.saved = self.ready.program.forward(sources, self.rng)
+            outputs, mutations, self.saved = self.ready.program.forward(sources, self.rng, self.host)
         return outputs, mutations
 
     def backward(self, tangents: tuple[torch.Tensor, ...], sink: GradientSink) -> None:
@@ -114,7 +115,7 @@ class Session:
         assert self.ready.program.backward is not None
         saved, self.saved = self.saved, None
         with self.arena_run or nullcontext(), torch._C._DisableAutocast():
-            self.ready.program.backward(saved, tangents, sink.put, self.rng)
+            self.ready.program.backward(saved, tangents, sink.put, self.rng, self.host)
         if self.arena_run is not None:
             self.arena_run.finish()
 

@@ -16,6 +16,7 @@ from memfit.planning.layout.schedule import with_layout
 PLANNERS = {
     "auto": "memfit.planning.portfolio:Portfolio",
     "cut_lp": "memfit.planning.cut_planner:CutPlanner",
+    "offload": "memfit.planning.offload:Offloading",
     "keep_all": "memfit.planning.keep_all:KeepAll",
     "sqrt_segments": "memfit.planning.sqrt_segments:SqrtSegments",
     "drop_cheap": "memfit.planning.drop_cheap:DropCheap",

@@ -46,8 +46,8 @@ def test_a_program_computes_the_models_output() -> None:
 def test_steps_that_the_engine_cannot_run_are_refused() -> None:
     captured = capture(nn.Linear(2, 2), Call.flatten((torch.randn(1, 2),), {}))
     storage = captured.graph.storage_of(captured.graph.ops[1].outputs[0])
-    with pytest.raises(Unsupported, match="offload"):
-        generate(captured, Schedule(steps=(Compute(op=0), Compute(op=1), Offload(storage=storage, level=1), Free(storage=storage))))
+    with pytest.raises(Unsupported, match="disk"):
+        generate(captured, Schedule(steps=(Compute(op=0), Compute(op=1), Offload(storage=storage, level=2), Free(storage=storage))))
 
 
 def test_replayed_random_numbers_are_the_same_and_disturb_nothing() -> None:
