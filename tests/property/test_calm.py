@@ -10,7 +10,7 @@ from tests.strategies import PLAIN, Shape, random_costs, random_graph, random_tr
 
 from memfit.planning.calm import calm, calmed
 from memfit.planning.model import Model, build_model
-from memfit.planning.reorder import low_peak_orders, precedence
+from memfit.planning.precedence import precedence
 from memfit.planning.replay import INVALID, peak_and_time, usage_of
 
 SINGLE = Shape(max_ops=25, alternatives=False)
@@ -39,15 +39,6 @@ def test_moves_are_measured_as_the_judge_measures(moves: int) -> None:
         assert over == np.maximum(usage_of(model.arrays, order) - limit, 0).sum(), seed
         compared += moves == 0 or not np.array_equal(order, agenda)
     assert compared > 10
-
-
-def test_orders_are_legal_and_lowest_first() -> None:
-    for seed in range(40):
-        model = _model(seed)
-        orders = low_peak_orders(model, tries=12)
-        peaks = [peak_and_time(model.arrays, order)[0] for order in orders]
-        assert INVALID not in peaks
-        assert peaks == sorted(peaks)
 
 
 def test_calming_ends_when_the_order_fits() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from memfit.planning.kernel import kernel
 from memfit.planning.model import Arrays, Ints
-from memfit.planning.reorder import Precedence
+from memfit.planning.precedence import Precedence
 from memfit.planning.replay import peak_and_time
 
 _NEVER = 2**62

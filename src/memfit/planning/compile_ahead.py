@@ -24,6 +24,7 @@ import numpy as np
 from memfit.core.budget import Budget
 from memfit.core.costs import uniform_costs
 from memfit.core.graph import Graph, Op, Storage, Tensor
+from memfit.planning.anneal import anneal
 from memfit.planning.base import Problem
 from memfit.planning.calm import calm, calmed
 from memfit.planning.just_in_time import build, default_makers, keep_at
@@ -35,41 +36,41 @@ from memfit.planning.lns import move_target
 from memfit.planning.mend import idle_values, inserted, mended
 from memfit.planning.overwrite import overwrite
 from memfit.planning.polish import delete, kept_after
-from memfit.planning.reorder import greedy_order, low_peak_orders, precedence
+from memfit.planning.precedence import precedence
 from memfit.planning.repair import Repairer, closures_for, judge_insertions
 from memfit.planning.replay import drop_dead, measure, peak_and_time
 
 KERNELS = {
     "repair": (mended,),
+    "annealing": (anneal,),
     "rest": (
-        *(measure, drop_dead, overwrite, kept_after, build, greedy_order, calm, move_target, _best_fit),
+        *(measure, drop_dead, overwrite, kept_after, build, calm, move_target, _best_fit),
         *(idle_values, inserted, closures_for, judge_insertions),  # for sequences that overwrite
     ),
 }
-"""What each process compiles, of about equal length; all that most first plans call."""
+"""What each process compiles, of about equal length; annealing where it is called for."""
 
 _LEAST_CORES = 2
 _lock = threading.Lock()
 _jobs: list[subprocess.Popen[bytes]] = []
-_asked = False
+_asked: set[str] = set()
+ALWAYS = ("repair", "rest")
+"""What nearly every first plan calls."""
 
 
-def start_compiling() -> None:
+def start_compiling(names: tuple[str, ...] = ALWAYS) -> None:
     """Begin to compile what the cache has not got; returns at once, and does nothing the second time."""
-    global _asked
     with _lock:
-        if _asked:
-            return
-        _asked = True
-        missing = [name for name, kernels in KERNELS.items() if not all(map(is_cached, kernels))]
+        missing = [name for name in names if name not in _asked and not all(map(is_cached, KERNELS[name]))]
+        _asked.update(names)
         if missing and _may_start_processes():
             atexit.register(_stop, os.getpid())
             _jobs.extend(job for job in map(_start, missing) if job is not None)
 
 
-def with_kernels(problem: Problem) -> Problem:
+def with_kernels(problem: Problem, names: tuple[str, ...] = ALWAYS) -> Problem:
     """The problem, once its kernels are compiled; its clock stands still meanwhile: a time limit is one for planning."""
-    start_compiling()
+    start_compiling(names)
     if not _jobs:
         return problem
     began = perf_counter()
@@ -95,11 +96,13 @@ def compile_now(name: str) -> None:
     if name == "repair":
         Repairer(arrays=a, limit=peak - 1, maker=makers).run(sequence, 2)
         return
+    if name == "annealing":
+        anneal(a, sequence, peak, 0, 1, np.ones(4), 0, np.zeros(1, np.int64))
+        return
     Repairer(arrays=a, limit=peak - 1, maker=makers).run_judging(sequence, 2)
     overwrite(a, sequence, np.full(model.num_forms, -1, np.int64))
     delete(a, drop_dead(a, sequence), peak, np.arange(1))
     keep_at(model, (2,), ((),))
-    low_peak_orders(model, tries=1)
     calmed(precedence(model), sequence, peak - 1, seconds=0.01)
     move_target(a, sequence, 1, True)
     with_layout(problem.graph, KeepAll().plan(problem).require_plan())

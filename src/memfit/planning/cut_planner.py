@@ -27,8 +27,8 @@ from memfit.planning.judge import judged
 from memfit.planning.just_in_time import default_makers, turning_point
 from memfit.planning.milestones import explore_milestones
 from memfit.planning.model import Ints, Model
+from memfit.planning.precedence import precedence
 from memfit.planning.refine import Chain, refine
-from memfit.planning.reorder import low_peak_orders, precedence
 from memfit.planning.replay import INVALID, peak_and_time, usage_of
 from memfit.planning.search import Search
 from memfit.planning.seeds import seeds_from
@@ -224,18 +224,6 @@ def explore_calm(search: Search) -> None:
     if lower != INVALID and lower < peak - _HELPS * (peak - search.floor.bytes):
         search.rank = np.zeros(problem.model.num_forms, np.int64)
         search.rank[order] = np.arange(len(order))
-
-
-def explore_orders(search: Search, *, seconds: float) -> None:
-    """Orders of the step with a lower peak as seeds: they cost no time at all where they fit, and less repair elsewhere."""
-    model = search.problem.model
-    orders = low_peak_orders(model, tries=200, seconds=0.2 * seconds)
-    graph = precedence(model)
-    for number, order in enumerate(orders):
-        if search.done:
-            break
-        calmer = calmed(graph, order, search.problem.limit_bytes, seconds=0.2 * seconds, seed=number)
-        search.mend(calmer, search.makers, "another order", seconds=20.0 if search.best is None else _patience_s(model))
 
 
 def explore_segments(search: Search) -> None:

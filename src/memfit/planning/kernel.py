@@ -39,9 +39,9 @@ def is_cached(compiled: Any) -> bool:
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Any:
     try:
-        compiled = njit(cache=True, error_model="numpy", no_cfunc_wrapper=True, **options)(function)
+        compiled = njit(cache=True, nogil=True, error_model="numpy", no_cfunc_wrapper=True, **options)(function)
     except RuntimeError:  # nowhere to write to: compiled anew in every process
-        return njit(error_model="numpy", no_cfunc_wrapper=True, **options)(function)
+        return njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True, **options)(function)
     try:
         file = _cache_file(compiled)
         file._source_stamp = (file._source_stamp, _sources())

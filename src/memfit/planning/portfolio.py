@@ -8,16 +8,16 @@ from time import perf_counter
 import numpy as np
 
 from memfit.core.outcome import Outcome, Status
+from memfit.planning.anneal import explore_annealed
 from memfit.planning.anytime import improve_until
 from memfit.planning.base import Planner, Problem
 from memfit.planning.chain_dp import ChainDp
-from memfit.planning.compile_ahead import with_kernels
+from memfit.planning.compile_ahead import ALWAYS, with_kernels
 from memfit.planning.cut_planner import (
     LARGE,
     explore_calm,
     explore_chains,
     explore_cuts,
-    explore_orders,
     explore_refined,
     explore_segments,
     explore_simple,
@@ -28,8 +28,9 @@ from memfit.planning.cut_planner import (
 from memfit.planning.drop_cheap import DropCheap
 from memfit.planning.greedy import Greedy
 from memfit.planning.judge import judged
+from memfit.planning.model import Model
+from memfit.planning.precedence import movable_fraction, precedence
 from memfit.planning.refine import lengthen
-from memfit.planning.reorder import movable_fraction, precedence
 from memfit.planning.search import Search
 from memfit.planning.sqrt_segments import SqrtSegments
 from memfit.planning.windows import explore_windows
@@ -51,6 +52,8 @@ _EARLY_SHARE, _FAR_POINTS = 0.12, 1.0
 """With little time, the share of it for a search before cuts are refined, and the gap from which on."""
 _IRREGULAR = 0.8
 """Share of movable ops from which on another order is the first thing to try."""
+_CUT_SHARE, _ANNEAL_SHARE = 0.05, 0.8
+"""Shares of the time, for an irregular graph, of the first cut's seeds, and of annealing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,51 +76,63 @@ class Portfolio:
         if whole.status is Status.OPTIMAL:  # room for everything: no kernel is compiled for that
             problem.tell(whole.require_plan().timeline.time_ns, whole.lower_bound_ns, "keep all")
             return whole
-        problem = with_kernels(problem)
+        irregular = self.reorder and self.max_runs is None and _is_irregular(problem.model)
+        problem = with_kernels(problem, (*ALWAYS, "annealing") if irregular else ALWAYS)
         search = Search(problem, enough_points=self.enough_points, max_runs=self.max_runs)
-        limit_s = problem.time_limit_s
         try:
             search.offer(np.array(problem.model.agenda, np.int64), "keep all")
-            if self.reorder and (problem.model.num_forms >= LARGE or movable_fraction(precedence(problem.model)) > _IRREGULAR):
-                explore_calm(search)
-            explore_cuts(search, max_cuts=1, seconds=max(2.0, (0.1 if problem.model.num_forms < LARGE else 0.5) * limit_s))
-            hurried = explore_wide(search, seconds=_WIDE_SHARE * limit_s) and limit_s < _AMPLE_S
-            variants = any(op.variants for op in problem.graph.ops) and not search.done and not search.nearly_closed
-            plain = variants and self._explore_plain(search) >= _MOSTLY
-            if self.reorder and (search.bound_ns <= search.floor.time_ns or search.best is None):
-                explore_calm(search)  # no cut says that anything must be made twice: it may be a matter of order
-            if not plain or search.best is None:  # what these give came with the plain plan
-                explore_chains(search, seconds=max(1.0, 0.1 * limit_s) if search.best is None else 0.05 * limit_s)
-                explore_simple(search)
-            if self.reorder and search.best is None and not search.done:
-                explore_orders(search, seconds=0.1 * limit_s)
-            if (
-                limit_s < _AMPLE_S
-                and not search.done
-                and not search.good_enough
-                and (search.best is None or search.gap_points > _FAR_POINTS)
-            ):
-                improve_until(search, seconds=_EARLY_SHARE * limit_s, seed=self.seed + 50)  # what a search gains it gains at once
-            chain = None if hurried else explore_refined(search, seconds=0.2 * limit_s)
-            if search.good_enough:
-                improve_until(search, seconds=_FINISH_SHARE * limit_s, seed=self.seed, finish=True)
-            elif not search.done:
-                if not plain:
-                    explore_segments(search)
-                improve_until(search, seconds=0.2 * limit_s, seed=self.seed, patience=self.patience)
-                if not search.good_enough and problem.model.num_forms < LARGE:
-                    explore_windows(search, seconds=_WINDOW_SHARE * limit_s, seed=self.seed)
-            if chain is not None:
-                lengthen(search, chain, seconds=(0.15 if plain else 0.35) * limit_s)
-            elif not hurried:  # too large for chains of cuts
-                explore_cuts(search, max_cuts=12, first=1, seconds=max(1.0, 0.6 * limit_s))
-            if self.reorder and not plain and not search.done and not search.good_enough:
-                explore_orders(search, seconds=0.05 * limit_s)
-            improve_until(search, seed=self.seed + 100, patience=self.patience)
+            if irregular:
+                self._explore_irregular(search)
+            else:
+                self._explore_regular(search)
         except KeyboardInterrupt:
             problem.tell(search.best_time_ns if search.best is not None else None, search.bound_ns, "stopped: the best plan so far is kept")
         outcome = outcome_of(search, self.name)
         return _by_simpler_means(problem, outcome) if outcome.status is Status.UNKNOWN and self.max_runs is None else outcome
+
+    def _explore_irregular(self, search: Search) -> None:
+        """Order and recomputation together, after a look at what the order alone can do; the bound last."""
+        limit_s = search.problem.time_limit_s
+        explore_calm(search)
+        explore_cuts(search, max_cuts=1, seconds=_CUT_SHARE * limit_s)
+        explore_annealed(search, seconds=_ANNEAL_SHARE * limit_s, seed=self.seed)
+        chain = explore_refined(search, seconds=0.3 * max(search.problem.seconds_left, 0.0))
+        if chain is not None:
+            lengthen(search, chain, seconds=search.problem.seconds_left)
+
+    def _explore_regular(self, search: Search) -> None:
+        """Cuts, then everything that can come of them."""
+        problem, limit_s = search.problem, search.problem.time_limit_s
+        if self.reorder and (problem.model.num_forms >= LARGE or _is_irregular(problem.model)):
+            explore_calm(search)
+        explore_cuts(search, max_cuts=1, seconds=max(2.0, (0.1 if problem.model.num_forms < LARGE else 0.5) * limit_s))
+        hurried = explore_wide(search, seconds=_WIDE_SHARE * limit_s) and limit_s < _AMPLE_S
+        variants = any(op.variants for op in problem.graph.ops) and not search.done and not search.nearly_closed
+        plain = variants and self._explore_plain(search) >= _MOSTLY
+        if self.reorder and (search.bound_ns <= search.floor.time_ns or search.best is None):
+            explore_calm(search)  # no cut says that anything must be made twice: it may be a matter of order
+        if not plain or search.best is None:  # what these give came with the plain plan
+            explore_chains(search, seconds=max(1.0, 0.1 * limit_s) if search.best is None else 0.05 * limit_s)
+            explore_simple(search)
+        if self.reorder and search.best is None and not search.done and problem.model.num_forms < LARGE:
+            search.problem = problem = with_kernels(problem, ("annealing",))
+            explore_annealed(search, seconds=0.1 * limit_s, seed=self.seed)
+        if limit_s < _AMPLE_S and not search.done and not search.good_enough and (search.best is None or search.gap_points > _FAR_POINTS):
+            improve_until(search, seconds=_EARLY_SHARE * limit_s, seed=self.seed + 50)  # what a search gains it gains at once
+        chain = None if hurried else explore_refined(search, seconds=0.2 * limit_s)
+        if search.good_enough:
+            improve_until(search, seconds=_FINISH_SHARE * limit_s, seed=self.seed, finish=True)
+        elif not search.done:
+            if not plain:
+                explore_segments(search)
+            improve_until(search, seconds=0.2 * limit_s, seed=self.seed, patience=self.patience)
+            if not search.good_enough and problem.model.num_forms < LARGE:
+                explore_windows(search, seconds=_WINDOW_SHARE * limit_s, seed=self.seed)
+        if chain is not None:
+            lengthen(search, chain, seconds=(0.15 if plain else 0.35) * limit_s)
+        elif not hurried:  # too large for chains of cuts
+            explore_cuts(search, max_cuts=12, first=1, seconds=max(1.0, 0.6 * limit_s))
+        improve_until(search, seed=self.seed + 100, patience=self.patience)
 
     def _explore_plain(self, search: Search) -> float:
         """The plan without operator variants as a seed: with more to choose from a plan is never slower than without.
@@ -141,6 +156,11 @@ class Portfolio:
             forms = [number[c.op, c.variant] for c in found.plan.schedule.computes if (c.op, c.variant) in number]
             search.mend(np.array(forms, np.int64), search.makers, "without variants")
         return share
+
+
+def _is_irregular(model: Model) -> bool:
+    """Whether nearly every op can change places with a neighbour, and there are not too many of them to try."""
+    return model.num_forms < LARGE and movable_fraction(precedence(model)) > _IRREGULAR
 
 
 def _ahead(search: Search, plain: Problem) -> bool:

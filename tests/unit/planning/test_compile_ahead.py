@@ -14,7 +14,7 @@ from memfit.core.budget import Budget
 from memfit.core.costs import uniform_costs
 from memfit.planning import compile_ahead
 from memfit.planning.base import Problem, Progress
-from memfit.planning.compile_ahead import KERNELS, start_compiling, with_kernels
+from memfit.planning.compile_ahead import ALWAYS, KERNELS, start_compiling, with_kernels
 
 ROOT = Path(__file__).parents[3]
 _SLEEPS = compile_ahead._CODE.split("sys.path")[0] + "import time; time.sleep(60)"
@@ -23,7 +23,7 @@ _SLEEPS = compile_ahead._CODE.split("sys.path")[0] + "import time; time.sleep(60
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     """As in a process that has not asked yet, on a machine with cores to spare and nothing in its cache."""
-    monkeypatch.setattr(compile_ahead, "_asked", False)
+    monkeypatch.setattr(compile_ahead, "_asked", set())
     monkeypatch.setattr(compile_ahead, "_jobs", [])
     monkeypatch.setattr(compile_ahead, "is_cached", lambda kernel: False)
     monkeypatch.setattr(compile_ahead, "_may_start_processes", lambda: True)
@@ -95,7 +95,7 @@ def test_an_interrupt_ends_the_processes(monkeypatch: pytest.MonkeyPatch) -> Non
         during.setattr(subprocess.Popen, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             with_kernels(_problem())
-    assert len(jobs) == len(KERNELS)
+    assert len(jobs) == len(ALWAYS)
     assert all(job.wait(timeout=20) != 0 for job in jobs)
 
 
@@ -107,7 +107,7 @@ def test_processes_end_with_the_one_that_started_them() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
     pids = [int(pid) for pid in done.stdout.split()]
-    assert len(pids) == len(KERNELS)
+    assert len(pids) == len(ALWAYS)
     patience = time.monotonic() + 20
     while any(map(_runs, pids)) and time.monotonic() < patience:
         time.sleep(0.05)

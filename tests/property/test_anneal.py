@@ -1,0 +1,148 @@
+"""Annealing: whatever is moved, put in or taken out, the timeline knows what the judge says, and every undoing undoes."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+from tests.strategies import PLAIN, Shape, random_costs, random_graph, random_training_graph
+
+from memfit.core.budget import Budget
+from memfit.core.costs import uniform_costs
+from memfit.core.graph import Graph, Op, Storage, Tensor
+from memfit.planning.anneal import anneal, explore_annealed
+from memfit.planning.base import Problem
+from memfit.planning.model import Ints, Model, build_model
+from memfit.planning.replay import INVALID, measure, peak_and_time, usage_of
+from memfit.planning.rerun import MOST, WHERE_IT_FITS, remake, strike, unmake, unstrike
+from memfit.planning.search import Search
+from memfit.planning.timeline import (
+    BAD,
+    COUNT,
+    LENGTH,
+    OVER,
+    STATE,
+    TIME,
+    USAGE,
+    Table,
+    has_room,
+    move_to,
+    put_in,
+    sequence_of,
+    take_out,
+    timeline,
+)
+
+SINGLE = Shape(max_ops=25, alternatives=False)
+GO = np.zeros(1, np.int64)
+
+
+def _model(seed: int) -> Model:
+    rng = Random(seed)
+    graph = random_training_graph(rng, max_layers=8) if seed % 3 == 0 else random_graph(rng, SINGLE if seed % 3 == 1 else PLAIN)
+    return build_model(graph, random_costs(rng, graph, max_levels=0))
+
+
+def _models(count: int) -> list[tuple[int, Model, Ints, int]]:
+    """(seed, model, agenda, 80 % of its peak) of steps in which nothing is overwritten."""
+    found = []
+    for seed in range(count):
+        model = _model(seed)
+        agenda = np.array(model.agenda, np.int64)
+        peak, _ = peak_and_time(model.arrays, agenda)
+        if len(agenda) > 1 and peak != INVALID and not any(model.takes):
+            found.append((seed, model, agenda, int(0.8 * peak)))
+    assert len(found) > 10
+    return found
+
+
+def _agrees(model: Model, st: Table, limit: int, toll: int) -> bool:
+    """Whether the timeline says what the judge says; the judge says nothing about sequences that cannot run."""
+    sequence = sequence_of(st)
+    usage = np.empty(len(sequence), np.int64)
+    peak, time = measure(model.arrays, sequence, usage)
+    readable = peak != INVALID
+    if st[STATE, BAD] or not readable:
+        return bool(st[STATE, BAD]) == (not readable) or not model.arrays.replayable.all() or bool(model.arrays.seeded.any())
+    over = usage > limit
+    same = np.array_equal(usage, st[USAGE, : len(sequence)]) and time == st[STATE, TIME]
+    counted = st[STATE, OVER] - (st[USAGE, len(sequence)] > limit) * (st[USAGE, len(sequence)] - limit + toll)
+    return bool(same and counted == (usage - limit)[over].sum() + toll * over.sum())
+
+
+@pytest.mark.parametrize("toll", [0, 7])
+def test_changes_are_measured_as_the_judge_measures(toll: int) -> None:
+    for seed, model, agenda, limit in _models(60):
+        a, random = model.arrays, np.random.default_rng(seed)
+        st, ev = timeline(a, agenda, limit, 3 * len(agenda) + 8, 6, toll)
+        assert _agrees(model, st, limit, toll), seed
+        for _ in range(60):
+            n, kind = int(st[STATE, LENGTH]), random.integers(3)
+            p = int(random.integers(n))
+            f = int(random.choice(agenda))
+            if kind == 0:
+                move_to(a, st, ev, p, int(random.integers(n)))
+            elif kind == 1 and has_room(a, st, f):
+                put_in(a, st, ev, p, f)
+            elif kind == 2 and n > 2:
+                take_out(a, st, ev, p)
+            assert _agrees(model, st, limit, toll), seed
+
+
+def test_what_is_undone_leaves_no_trace() -> None:
+    remade = struck = 0
+    for seed, model, agenda, limit in _models(60):
+        a, random, log = model.arrays, np.random.default_rng(seed), np.empty(2 * MOST, np.int64)
+        st, ev = timeline(a, agenda, limit, 4 * len(agenda) + 64, 12, 3)
+        for _ in range(20):
+            before, rows = sequence_of(st), st[[USAGE, COUNT]].copy()
+            n = int(st[STATE, LENGTH])
+            p, s = int(random.integers(n)), int(random.integers(len(a.size)))
+            count = remake(a, st, ev, s, p, WHERE_IT_FITS if random.random() < 0.5 else float(random.random()), 1e18, log)
+            remade += count
+            assert _agrees(model, st, limit, 3), seed
+            unmake(a, st, ev, p, count)
+            count = strike(a, st, ev, p, log)
+            struck += count
+            assert _agrees(model, st, limit, 3), seed
+            unstrike(a, st, ev, count, log)
+            assert np.array_equal(sequence_of(st), before), seed
+            assert np.array_equal(st[USAGE, : n + 1], rows[0, : n + 1]), seed
+            assert np.array_equal(st[COUNT], rows[1]), seed
+            if st[STATE, BAD] == 0 and remake(a, st, ev, s, p, 1.0, 1e18, log):
+                assert _agrees(model, st, limit, 3), seed
+    assert min(remade, struck) > 100
+
+
+def test_runs_come_back_with_sequences_that_can_run_and_are_no_worse() -> None:
+    better = 0
+    for seed, model, agenda, limit in _models(90):
+        found = anneal(model.arrays, agenda, limit, 0, 3000, np.array([1e6, 1e4, 1e3, 1e6]), seed, GO)
+        assert peak_and_time(model.arrays, found)[0] != INVALID, seed
+        over = [int(np.maximum(usage_of(model.arrays, sequence) - limit, 0).sum()) for sequence in (agenda, found)]
+        assert over[1] <= over[0], seed
+        better += over[1] < over[0]
+    assert better > 10
+
+
+def test_a_run_stops_when_it_is_told_to() -> None:
+    _, model, agenda, limit = _models(30)[0]
+    anneal(model.arrays, agenda, limit, 0, 2**40, np.array([1e6, 1e4, 1e3, 1e6]), 0, np.ones(1, np.int64))
+
+
+def test_recomputation_is_found_where_no_order_fits() -> None:
+    """A large value that is read at once and at the end, and a large one between: the first must be made again, once, and that is all."""
+    reads, sizes = ((), (0,), (1,), (2,), (3, 0)), (100, 1, 100, 1, 1)
+    ops = tuple(Op(id=i, name="op", inputs=inputs, outputs=(i,)) for i, inputs in enumerate(reads))
+    graph = Graph(
+        ops=ops,
+        tensors=tuple(Tensor(id=i, storage=i) for i in range(5)),
+        storages=tuple(Storage(id=i, size_bytes=size) for i, size in enumerate(sizes)),
+        sources=(),
+        results=(4,),
+    )
+    search = Search(Problem(graph=graph, costs=uniform_costs(graph), budget=Budget(device_bytes=110), time_limit_s=20.0))
+    explore_annealed(search, seconds=0.5)
+    assert search.best is not None
+    assert list(search.best) == [0, 1, 2, 3, 0, 4]
