@@ -50,8 +50,9 @@ _AMPLE_S = 15.0
 """Time limit from which on there is time for a better bound where a chain of cuts at wide ops has given one."""
 _EARLY_SHARE, _FAR_POINTS = 0.12, 1.0
 """With little time, the share of it for a search before cuts are refined, and the gap from which on."""
-_IRREGULAR = 0.8
-"""Share of movable ops from which on another order is the first thing to try."""
+_LOOSE, _IRREGULAR = 0.8, 0.92
+"""Shares of movable ops from which on another order is the first thing to try, and from which on order and recomputation are searched together:
+training steps, whose backward follows their forward, reach 0.86, random graphs begin at 0.93."""
 _CUT_SHARE, _ANNEAL_SHARE = 0.05, 0.8
 """Shares of the time, for an irregular graph, of the first cut's seeds, and of annealing."""
 
@@ -103,7 +104,7 @@ class Portfolio:
     def _explore_regular(self, search: Search) -> None:
         """Cuts, then everything that can come of them."""
         problem, limit_s = search.problem, search.problem.time_limit_s
-        if self.reorder and (problem.model.num_forms >= LARGE or _is_irregular(problem.model)):
+        if self.reorder and (problem.model.num_forms >= LARGE or movable_fraction(precedence(problem.model)) > _LOOSE):
             explore_calm(search)
         explore_cuts(search, max_cuts=1, seconds=max(2.0, (0.1 if problem.model.num_forms < LARGE else 0.5) * limit_s))
         hurried = explore_wide(search, seconds=_WIDE_SHARE * limit_s) and limit_s < _AMPLE_S
