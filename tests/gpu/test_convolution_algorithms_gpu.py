@@ -208,12 +208,13 @@ def test_parts_of_a_concatenation_are_read_where_they_lie(
 
 
 class Picture(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, depth: int = 0) -> None:
         super().__init__()
         self.layers = nn.Sequential(
             nn.Conv2d(3, 32, 3, padding=1, bias=False),  # before a norm a bias has no gradient but rounding
             nn.BatchNorm2d(32),
             nn.ReLU(),
+            *(layer for _ in range(depth) for layer in (nn.Conv2d(32, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU())),
             nn.Conv2d(32, 64, 3, stride=2, padding=1),
             nn.ReLU(),
             nn.ConvTranspose2d(64, 32, 2, stride=2),
@@ -225,12 +226,12 @@ class Picture(nn.Module):
         return self.layers(x).mean((2, 3))  # type: ignore[no-any-return]
 
 
-def picture(*, channels_last: bool) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+def picture(*, channels_last: bool, depth: int = 0, batch: int = 16, size: int = 64) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
-    model, x = Picture().cuda(), torch.randn(16, 3, 64, 64, device="cuda")
+    model, x = Picture(depth).cuda(), torch.randn(batch, 3, size, size, device="cuda")
     if channels_last:
         model, x = model.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return model, x, torch.randint(0, 5, (16,), device="cuda")
+    return model, x, torch.randint(0, 5, (batch,), device="cuda")
 
 
 def exact_gradients(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
@@ -275,7 +276,8 @@ def test_offers_are_timed_and_weighed() -> None:
 
 @pytest.mark.parametrize("engine", ["eager", "inductor"])
 def test_a_fitted_model_has_the_plain_gradients(engine: str) -> None:
-    model, x, y = picture(channels_last=True)
+    """Large enough that cuBLAS's 32 MiB and the context matter little. (Not run on a GPU since its budget was changed.)"""
+    model, x, y = picture(channels_last=True, depth=4, batch=64, size=128)
     expected = exact_gradients(model, x, y)
     whole = memfit.fit(
         copy.deepcopy(model),
@@ -287,7 +289,7 @@ def test_a_fitted_model_has_the_plain_gradients(engine: str) -> None:
         time_limit_s=2,
     )
     whole(x, y).backward()
-    budget = int(0.7 * whole.report().measured_peak_bytes)
+    budget = int(0.75 * whole.report().measured_peak_bytes) + 64 * 2**20
     del whole
     fitted = memfit.fit(
         model,

@@ -4,7 +4,8 @@
     algorithm     7         6      1        fewer bytes, more time; PyTorch's own choice stays the first form
 
 Much of what PyTorch takes beside its tensors is no workspace of cuDNN's but a copy: the gradient of a concatenation comes back as
-parts of its channels, and PyTorch makes each part dense. cuDNN reads it where it lies, if told its strides.
+parts of its channels, and PyTorch makes each part dense. cuDNN reads it where it lies, if told its strides (9.19 on the H200: in
+the contiguous layout; with channels last it lists no algorithm for such an operand).
 
 A limit holds for the whole op: in a backward, one for the gradient of the input and one for that of the weight are chosen
 together. Same mathematics, other order of sums (Winograd's and Fourier's algorithms are among them, as they are among those that
@@ -66,7 +67,8 @@ def offer_algorithms(rewriter: Rewriter, op: Op, call: OpCall) -> None:
 def choices(rewriter: Rewriter, call: OpCall) -> list[Choice]:
     """What is offered for one call; nothing where there is no cuDNN or it cannot say.
 
-    The first pick by limit is what PyTorch runs too (measured on the H200: the same bits), so it is offered only without a copy.
+    The first pick by limit is what PyTorch runs too (measured on the H200: the same bits), so it is offered only without a copy. One with
+    a workspace larger than all it works on is never offered.
     """
     convolution = described(rewriter, call) if library() is not None and torch.backends.cudnn.enabled else None
     if convolution is None:
@@ -75,6 +77,7 @@ def choices(rewriter: Rewriter, call: OpCall) -> list[Choice]:
     if not picks or not _has_strides(convolution):
         dense = replace(convolution, input_strides=(), output_strides=())
         picks = [(dense, pick) for pick in _picks(rewriter, call, dense)][1:]
+    picks = [(layer, pick) for layer, pick in picks if max(a.workspace_bytes for a in pick) <= layer.size_bytes]
     strides = tuple(() if t is None else tuple(rewriter.sample(t).stride()) for t in call.outputs)
     return [
         Choice(convolution=layer, algorithms=tuple(zip(_passes(call), pick, strict=True)), strides=strides) for layer, pick in few(picks)
@@ -85,7 +88,7 @@ def _picks(rewriter: Rewriter, call: OpCall, convolution: Convolution) -> list[t
     cudnn = library()
     assert cudnn is not None
     try:
-        lists = [_allowed(convolution, cudnn.algorithms(convolution, which)) for which in _passes(call)]
+        lists = [_allowed(cudnn.algorithms(convolution, which)) for which in _passes(call)]
     except CudnnError:
         return []
     return by_limit(lists, nothing_bytes=rewriter.least_bytes)
@@ -111,10 +114,10 @@ def few(picks: list[_T]) -> list[_T]:
     return picks if len(picks) <= _MOST_OFFERS else [picks[0], picks[-1]]
 
 
-def _allowed(convolution: Convolution, algorithms: Sequence[Algorithm]) -> list[Algorithm]:
-    """Deterministic ones where that is asked for, and none with a workspace larger than all it works on."""
+def _allowed(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
+    """Deterministic ones where that is asked for."""
     strict = torch.are_deterministic_algorithms_enabled() or torch.backends.cudnn.deterministic
-    return [a for a in algorithms if (a.deterministic or not strict) and a.workspace_bytes <= convolution.size_bytes]
+    return [a for a in algorithms if a.deterministic or not strict]
 
 
 # -- what a call is ----------------------------------------------------------------------------------------------------

@@ -75,11 +75,14 @@ def add_variants(captured: Captured, *, rounding: bool = False, least_fraction: 
     return rewriter.finish()
 
 
-def with_library_forms(captured: Captured, *, least_fraction: float = 1 / 400) -> Captured:
+def with_library_forms(captured: Captured, *, least_fraction: float = 1 / 20) -> Captured:
     """The same step with other algorithms for its large convolutions and other kernels for its attention: what a compiler of
-    regions leaves to libraries."""
-    total = sum(s.size_bytes for s in captured.graph.storages)
-    rewriter = Rewriter(captured, least_bytes=max(1, int(total * least_fraction)))
+    regions leaves to libraries.
+
+    Large is meant against the largest storage: all bytes of a step traced for a compiler are mostly values that never exist.
+    """
+    largest = max((s.size_bytes for s in captured.graph.storages), default=0)
+    rewriter = Rewriter(captured, least_bytes=max(1, int(largest * least_fraction)))
     for op, call in zip(captured.graph.ops, captured.calls, strict=True):
         if call.role is Role.CALL and (offer := _LIBRARY.get(call.target)) is not None:
             offer(rewriter, op, call)

@@ -115,6 +115,24 @@ def test_only_deterministic_ones_where_that_is_asked_for(here: Library) -> None:
     assert {n for name in numbers for n in name.split("+")} == {"1"}, "7 is the fastest, so PyTorch's own"
 
 
+def test_the_small_one_is_offered_though_the_fastest_takes_more_than_its_tensors(here: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As cuDNN does for the weight's gradient of a first layer: 710 MiB beside 668."""
+    listed = (named(1, 10**9), named(0, 0))
+    monkeypatch.setattr(here, "algorithms", lambda layer, which: listed)
+    plain = capture(nn.Conv2d(3, 4, 3), Call.flatten((torch.randn(2, 3, 8, 8),), {}))
+    offered = with_library_forms(plain, least_fraction=0.0)
+    names = [v.name for op in offered.graph.ops for v in op.variants]
+    assert names == ["algorithm 0 in 0 B", "algorithm 0 in 0 B"], "the forward's, and the weight's gradient"
+
+
+def test_none_with_a_workspace_larger_than_what_it_works_on(here: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = (named(7, 10**9), named(6, 10**8), named(1, 0))
+    monkeypatch.setattr(here, "algorithms", lambda layer, which: listed)
+    plain = capture(nn.Conv2d(3, 4, 3), Call.flatten((torch.randn(2, 3, 8, 8),), {}))
+    offered = with_library_forms(plain, least_fraction=0.0)
+    assert {v.name for op in offered.graph.ops for v in op.variants} == {"algorithm 1 in 0 B"}
+
+
 # -- the library's calls -----------------------------------------------------------------------------------------------
 
 
