@@ -46,7 +46,8 @@ _WORTH_SHOWING_MIB = 16
 _TEXT = (
     "fp32 with TF32, the batch sizes of `benchmarks/peers.py`; layers whose largest tensor is at least 1/400 of the step's bytes, "
     "each distinct one once, all operands dense. `pytorch` is the algorithm PyTorch picks (workspace as its allocator saw it); the others are "
-    "cuDNN's, in the order cuDNN expects them to be fast; a star marks those that are not deterministic. `error` is against PyTorch's result: 0 means the same bits. "
+    "cuDNN's, in the order cuDNN expects them to be fast; a star marks those that are not deterministic. "
+    "`error` is against PyTorch's result: 0 means the same bits. "
     f"Shown are passes in which PyTorch takes {_WORTH_SHOWING_MIB} MiB or more; all are in the raw rows. cuDNN's older interface takes some 0.1 ms of the "
     "processor for each call, which a short kernel does not hide. `offered` is what memfit offered when this was run; it no longer offers the first of "
     "the list, which is PyTorch's own."
