@@ -256,13 +256,15 @@ def has_repeats(plan: Plan) -> bool:
     return len(set(ops)) < len(ops)
 
 
+_PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.")
+
+
 def held_elsewhere(task: Task, call: Call, captured: Captured) -> int:
     """Device bytes this process holds outside the step: library workspaces that stay (cuBLAS), whatever else the caller keeps."""
     if captured.device.type != "cuda":
         return 0
-    torch.ones(16, 16, device=captured.device) @ torch.ones(
-        16, 16, device=captured.device
-    )  # cuBLAS takes its workspace with its first product
+    if any(op.name.startswith(_PRODUCTS) for op in captured.graph.ops):  # with the first of them cuBLAS takes its workspace, and keeps it
+        torch.mm(*(torch.ones(16, 16, device=captured.device) for _ in range(2)))
     state = [t for entry in task.optimizer.state.values() for t in entry.values()] if task.optimizer is not None else []
     gradients = [p.grad for p in task.model.parameters()]
     ours = (*task.model.parameters(), *task.model.buffers(), *call.tensors, *gradients, *state)

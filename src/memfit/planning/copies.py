@@ -27,9 +27,11 @@ def spread(problem: Problem, schedule: Schedule) -> Schedule:
 
 
 def _without_leftovers(graph: Graph, steps: Sequence[Step]) -> list[Step]:
-    """The host's copies go when the last device copy goes, be it freed or written over."""
-    found: list[Step] = []
+    """The host's copies go when the last device copy goes, be it freed or written over, or with the step."""
     sent = {step.storage for step in steps if isinstance(step, Offload)}
+    last = {step.storage: isinstance(step, Reload) for step in steps if isinstance(step, Free | Reload) and step.storage in sent}
+    found: list[Step] = [Free(storage, HOST) for storage in sorted(sent) if last.get(storage, True)]
+    sent -= {step.storage for step in found if isinstance(step, Free)}
     for step in reversed(steps):
         if isinstance(step, Compute):
             gone = {graph.storage_of(old) for _, old in graph.ops[step.op].form(step.variant).inplace_of} & sent
@@ -86,7 +88,7 @@ def _earlier_fetches(problem: Problem, steps: list[Step]) -> list[Step]:
         size = graph.storages[fetch.storage].size_bytes
         start_ns = min(next_ns, clock_ns[position]) - costs.levels[fetch.level - 1].read_ns(size)
         target = position
-        while target > 0 and clock_ns[target - 1] > start_ns and not _concerns(steps[target - 1], fetch):
+        while target > 0 and clock_ns[target - 1] > start_ns and not _concerns(graph, steps[target - 1], fetch):
             freed = steps[target - 1]
             before = held[target - 1] + (graph.storages[freed.storage].size_bytes if isinstance(freed, Free) else 0)
             if before + size > problem.limit_bytes:
@@ -117,9 +119,11 @@ def _held(problem: Problem, steps: Sequence[Step]) -> tuple[int, ...]:
     return simulate(problem.graph, Schedule(steps=tuple(steps)), problem.costs).bytes_at_step
 
 
-def _concerns(step: Step, fetch: Reload) -> bool:
-    """Whether a fetch must stay behind this step: fetches keep their order, and what is fetched was sent and freed before."""
-    return isinstance(step, Reload) or (isinstance(step, Free | Offload) and step.storage == fetch.storage)
+def _concerns(graph: Graph, step: Step, fetch: Reload) -> bool:
+    """Whether a fetch must stay behind this step: fetches keep their order, and what is fetched was sent and let go before."""
+    if isinstance(step, Compute):
+        return any(graph.storage_of(old) == fetch.storage for _, old in graph.ops[step.op].form(step.variant).inplace_of)
+    return isinstance(step, Reload) or step.storage == fetch.storage
 
 
 def _clock(costs: Costs, steps: Sequence[Step]) -> list[int]:

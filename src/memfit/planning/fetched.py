@@ -23,9 +23,9 @@ def is_pure_view(graph: Graph, op: Op) -> bool:
 
 
 def can_wait(graph: Graph) -> set[int]:
-    """Storages that one op makes and only pure views name again."""
+    """Storages that one op makes and only pure views, which can be made again, name again."""
     outside = {graph.storage_of(t) for t in (*graph.sources, *graph.results)}
-    others = [op for op in graph.ops if not is_pure_view(graph, op)]
+    others = [op for op in graph.ops if not (is_pure_view(graph, op) and op.replayable)]
     mixed = {graph.storage_of(t) for op in others for form in op.forms for t in form.outputs if graph.is_view(form, t)}
     made = {graph.storage_of(t) for op in others for t in op.outputs}
     return made - outside - mixed
@@ -126,7 +126,7 @@ class Fetched:
                 origin = self._origin[step.op]
                 if isinstance(origin, Compute):
                     steps.append(Compute(origin.op, self._forms[step.op][step.variant]))
-                    self._count(step, held)
+                    steps += [Reload(storage, HOST) for storage in self._overwritten(step, held)]
                 elif isinstance(origin, Offload):
                     steps.append(origin)
                 else:
@@ -140,16 +140,16 @@ class Fetched:
                     steps.append(Free(storage))
         return Schedule(steps=tuple(steps))
 
-    def _count(self, step: Compute, held: dict[int, int]) -> None:
+    def _overwritten(self, step: Compute, held: dict[int, int]) -> list[int]:
+        """Counts what a step makes and overwrites; returns what was overwritten under one name and is still held under the other."""
         form = self.graph.ops[step.op].form(step.variant)
-        for tensor in form.outputs:
-            storage = self.graph.storage_of(tensor)
-            if storage in held and not self.graph.is_view(form, tensor):
-                held[storage] += 1
-        for _, old in form.inplace_of:
-            storage = self._same.get(self.graph.storage_of(old), self.graph.storage_of(old))
+        for storage in {self.graph.storage_of(t) for t in form.outputs if not self.graph.is_view(form, t)} & held.keys():
+            held[storage] += 1
+        gone = [self._same.get(self.graph.storage_of(old), self.graph.storage_of(old)) for _, old in form.inplace_of]
+        for storage in gone:
             if storage in held:
                 held[storage] -= 1
+        return [storage for storage in gone if held.get(storage, 0)]
 
 
 def _makers(graph: Graph, storages: Iterable[int]) -> dict[int, list[int]]:

@@ -11,7 +11,7 @@ from tests.strategies import FULL, random_costs, random_graph, random_training_g
 
 from memfit.core.budget import Budget
 from memfit.core.costs import Costs, Level, uniform_costs
-from memfit.core.graph import Graph
+from memfit.core.graph import Graph, Variant
 from memfit.core.outcome import Outcome
 from memfit.core.schedule import Compute, Free, Offload, Reload, Schedule
 from memfit.core.simulate import simulate
@@ -104,6 +104,22 @@ def test_a_plan_of_the_graph_with_fetches_is_a_plan_of_the_step(seed: int) -> No
     simulate(graph, schedule, costs)
     problem = Problem(graph=graph, costs=costs, budget=Budget(device_bytes=2**40))
     simulate(graph, spread(problem, schedule), costs)
+
+
+def test_what_is_overwritten_after_it_was_sent_comes_back_for_its_other_reader() -> None:
+    """f1 writes x2 over x1, which f3 reads too: possible only because x1 is on the host."""
+    over = Variant(name="over", inputs=(1,), outputs=(2,), inplace_of=((2, 1),))
+    ops = [op(0, [0], [1]), op(1, [1], [2], variants=(over,)), op(2, [2], [3]), op(3, [3, 1], [4])]
+    graph = graph_of([10] * 5, ops, results=[0, 4])
+    costs = linked(graph, op_ns=100, copy_ns=100, size_bytes=10)
+    costs = replace(costs, variant_time_ns=((), (100,), (), ()), variant_workspace_bytes=((), (0,), (), ()))
+    offers = Fetched(graph, costs, {1: [3]}, {})
+    number = {o.name: o.id for o in offers.graph.ops}
+    steps = [Compute(number["f0"]), Compute(number["memfit.send"]), Compute(number["memfit.fetch"]), Compute(number["f1"], 1)]
+    steps += [Compute(number["f2"]), Compute(number["f3"])]
+    found = offers.translated(Schedule(steps=tuple(steps)))
+    assert found.steps[:4] == (Compute(0), Offload(1), Compute(1, 1), Reload(1))
+    simulate(graph, found, costs)
 
 
 def test_copies_are_spread_as_far_as_memory_allows() -> None:
