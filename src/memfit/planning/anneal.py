@@ -204,11 +204,11 @@ def anneal(a: Arrays, start: Ints, limit: int, toll: int, moves: int, heat: Floa
     return best
 
 
-_FIRST_SHARE = 0.6
+_FIRST_SHARE = 0.55
 """Share of the time for runs from the step itself; in the rest runs set out from the best of those."""
 _LENGTHS = (1, 1, 2, 1, 1, 4)
 """How long runs are, as multiples of the shortest: short ones find most by their number, long ones what short ones never find."""
-_RUNS = 20
+_RUNS = 12
 """The shortest run is so that this many of them fill the time of one thread."""
 _HOTS = (1.0, 3.0, 1.0, 3.0, 2.0)
 """How hot runs begin, in times of an average op: the tighter the budget the hotter it must be, and nobody knows beforehand how tight it is."""

@@ -240,11 +240,28 @@ def put_in(a: Arrays, st: Table, ev: Ints, p: int, f: int) -> None:
 
 
 @kernel
+def stays(st: Table, ev: Ints, s: int, x: int, p: int, q: int) -> bool:
+    """Whether storage s lives as it did when its reader x moves from p to q: others need it before and after both."""
+    i, last = st[BASE, s], st[BASE, s] + st[COUNT, s] - 1
+    while ev[i] >> 1 != x:
+        i += 1
+    if i == st[BASE, s] or i == last or ev[i + 1] & 1:
+        return False
+    return bool(st[POS, ev[i - 1] >> 1] < min(p, q) and st[POS, ev[i + 1] >> 1] > max(p, q))
+
+
+@kernel
 def move_to(a: Arrays, st: Table, ev: Ints, p: int, q: int) -> None:
     """The execution at p runs at q, those between move up or down by one."""
     x = st[ORDER, p]
     f = st[FORM, x]
-    spread_all(a, st, ev, f, -1)
+    for k in range(a.in_ptr[f], a.in_ptr[f + 1]):
+        if not stays(st, ev, a.in_idx[k], x, p, q):
+            st[TOUCHED, a.in_idx[k]] = True
+            spread(a, st, ev, a.in_idx[k], -1)
+    for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
+        st[TOUCHED, a.out_idx[k]] = True
+        spread(a, st, ev, a.out_idx[k], -1)
     st[STATE, OVER] -= excess_at(st, p)
     held = crossing(a, st, q + 1 if q > p else q)
     if q > p:
@@ -253,7 +270,13 @@ def move_to(a: Arrays, st: Table, ev: Ints, p: int, q: int) -> None:
         open_up(st, q, p)
     st[ORDER, q], st[POS, x], st[USAGE, q] = x, q, held + a.workspace[f]
     st[STATE, OVER] += excess_at(st, q)
-    spread_all(a, st, ev, f, 1)
+    for k in range(a.in_ptr[f], a.in_ptr[f + 1]):
+        if st[TOUCHED, a.in_idx[k]]:
+            st[TOUCHED, a.in_idx[k]] = False
+            spread(a, st, ev, a.in_idx[k], 1)
+    for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
+        st[TOUCHED, a.out_idx[k]] = False
+        spread(a, st, ev, a.out_idx[k], 1)
 
 
 @kernel
