@@ -62,7 +62,7 @@ def refine(search: Search, first: int, *, seconds: float) -> Chain:
         if program is None or len(program.rows) > _MOST_ROWS:
             break
         if len(chain.cuts) == 1:
-            _solve_roughly(search, program, (0.25 if near else 0.1) * left)
+            _solve_roughly(search, program, (0.4 if near else 0.1) * left)
             left = min(_FINISH_SHARE * problem.time_limit_s if near else stop, problem.time_limit_s) - problem.seconds
         round_s = left if near else max(0.5 * left, 0.4)
         solution = program.solve_whole(problem.limit_bytes, time_limit_s=round_s, small_bytes=int(_TINY * problem.limit_bytes))
