@@ -12,7 +12,7 @@ from memfit.planning.anneal import explore_annealed
 from memfit.planning.anytime import improve_until
 from memfit.planning.base import Planner, Problem
 from memfit.planning.chain_dp import ChainDp
-from memfit.planning.compile_ahead import ALWAYS, with_kernels
+from memfit.planning.compile_ahead import with_kernels
 from memfit.planning.cut_planner import (
     LARGE,
     explore_calm,
@@ -28,7 +28,6 @@ from memfit.planning.cut_planner import (
 from memfit.planning.drop_cheap import DropCheap
 from memfit.planning.greedy import Greedy
 from memfit.planning.judge import judged
-from memfit.planning.model import Model
 from memfit.planning.precedence import movable_fraction, precedence
 from memfit.planning.refine import lengthen
 from memfit.planning.search import Search
@@ -50,9 +49,9 @@ _AMPLE_S = 15.0
 """Time limit from which on there is time for a better bound where a chain of cuts at wide ops has given one."""
 _EARLY_SHARE, _FAR_POINTS = 0.12, 1.0
 """With little time, the share of it for a search before cuts are refined, and the gap from which on."""
-_LOOSE, _IRREGULAR = 0.8, 0.92
-"""Shares of movable ops from which on another order is the first thing to try, and from which on order and recomputation are searched together:
-training steps, whose backward follows their forward, reach 0.86, random graphs begin at 0.93."""
+_LOOSE = 0.8
+"""Share of movable ops from which on another order is the first thing to try. Where it then holds less (`Search.rank`) order and recomputation
+are searched together: training steps, whose backward follows their forward, can have as many movable ops, but no other order holds less."""
 _CUT_SHARE, _ANNEAL_SHARE = 0.05, 0.9
 """Shares of the time, for an irregular graph, of the first cut's seeds, and of annealing."""
 
@@ -77,12 +76,13 @@ class Portfolio:
         if whole.status is Status.OPTIMAL:  # room for everything: no kernel is compiled for that
             problem.tell(whole.require_plan().timeline.time_ns, whole.lower_bound_ns, "keep all")
             return whole
-        irregular = self.reorder and self.max_runs is None and _is_irregular(problem.model)
-        problem = with_kernels(problem, (*ALWAYS, "annealing") if irregular else ALWAYS)
+        problem = with_kernels(problem)
         search = Search(problem, enough_points=self.enough_points, max_runs=self.max_runs)
         try:
             search.offer(np.array(problem.model.agenda, np.int64), "keep all")
-            if irregular:
+            if self.reorder and (problem.model.num_forms >= LARGE or movable_fraction(precedence(problem.model)) > _LOOSE):
+                explore_calm(search)
+            if search.rank is not None and problem.model.num_forms < LARGE and self.max_runs is None:
                 self._explore_irregular(search)
             else:
                 self._explore_regular(search)
@@ -92,9 +92,9 @@ class Portfolio:
         return _by_simpler_means(problem, outcome) if outcome.status is Status.UNKNOWN and self.max_runs is None else outcome
 
     def _explore_irregular(self, search: Search) -> None:
-        """Order and recomputation together, after a look at what the order alone can do; the bound last."""
+        """Order and recomputation together, where the order alone does much; the bound last."""
+        search.problem = with_kernels(search.problem, ("annealing",))
         limit_s = search.problem.time_limit_s
-        explore_calm(search)
         explore_cuts(search, max_cuts=1, seconds=_CUT_SHARE * limit_s)
         explore_annealed(search, seconds=_ANNEAL_SHARE * limit_s, seed=self.seed)
         chain = explore_refined(search, seconds=0.3 * max(search.problem.seconds_left, 0.0))
@@ -104,8 +104,6 @@ class Portfolio:
     def _explore_regular(self, search: Search) -> None:
         """Cuts, then everything that can come of them."""
         problem, limit_s = search.problem, search.problem.time_limit_s
-        if self.reorder and (problem.model.num_forms >= LARGE or movable_fraction(precedence(problem.model)) > _LOOSE):
-            explore_calm(search)
         explore_cuts(search, max_cuts=1, seconds=max(2.0, (0.1 if problem.model.num_forms < LARGE else 0.5) * limit_s))
         hurried = explore_wide(search, seconds=_WIDE_SHARE * limit_s) and limit_s < _AMPLE_S
         variants = any(op.variants for op in problem.graph.ops) and not search.done and not search.nearly_closed
@@ -157,11 +155,6 @@ class Portfolio:
             forms = [number[c.op, c.variant] for c in found.plan.schedule.computes if (c.op, c.variant) in number]
             search.mend(np.array(forms, np.int64), search.makers, "without variants")
         return share
-
-
-def _is_irregular(model: Model) -> bool:
-    """Whether nearly every op can change places with a neighbour, and there are not too many of them to try."""
-    return model.num_forms < LARGE and movable_fraction(precedence(model)) > _IRREGULAR
 
 
 def _ahead(search: Search, plain: Problem) -> bool:
