@@ -220,6 +220,9 @@ _OVER_WARMTH = 3.0
 """At first: of how many average storages too much one makes as little as of the warmth in time."""
 _TOLL = 0.002
 """What a position over the limit counts extra, as a part of the limit: else a hundred bytes too much would be cheaper than any way to avoid them."""
+_PRESSED_AFTER, _PRESSED_HOT, _PRESSED_DEAR, _PRESSED_TOLL = 3, 3.0, 60.0, 0.01
+"""From so many runs without a plan that fits on: hotter, with a higher toll. On `layered_n250` at 60 % half of such runs end with a plan, of others
+one in six; where plans are found anyway such runs find slower ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,23 +242,26 @@ class _Crowd:
     stop: Ints = field(default_factory=lambda: np.zeros(1, np.int64))
     found: list[_Found] = field(default_factory=list)
     number: int = 0
+    pressed: bool = False
 
-    def arguments(self, moves: int, again: bool) -> tuple[Ints, int, Floats, int]:
+    def arguments(self, moves: int, again: bool) -> tuple[Ints, int, int, Floats, int]:
         """Of the next run, from the step itself or (`again`, then less hot and with bytes dear from the beginning) from something found."""
         a, random, hot = self.search.problem.model.arrays, self.random, _HOTS[self.number % len(_HOTS)]
         op_ns = max(float(a.time[self.start].mean()), 1.0)
         byte_ns = op_ns / max(float(a.size[a.size > 0].mean()), 1.0)
+        self.pressed |= self.number > _PRESSED_AFTER and self.search.best is None
+        hot, dear, toll = (_PRESSED_HOT, _PRESSED_DEAR, _PRESSED_TOLL) if self.pressed else (hot, _DEAR, _TOLL)
         start, cheap = self.start, hot / _OVER_WARMTH
         self.number += 1
         if again and self.found:
             start = self.found[int(random.integers(min(_ELITE, len(self.found))))].sequence
             hot, cheap = float(np.exp(random.uniform(-2.0, 0.7))), float(np.exp(random.uniform(1.0, 3.5)))
-        heat = np.array([hot * op_ns, _COLD * op_ns, cheap * byte_ns, _DEAR * byte_ns])
-        return start, moves, heat, int(random.integers(2**31))
+        heat = np.array([hot * op_ns, _COLD * op_ns, cheap * byte_ns, dear * byte_ns])
+        return start, int(toll * self.search.problem.limit_bytes), moves, heat, int(random.integers(2**31))
 
-    def run(self, start: Ints, moves: int, heat: Floats, seed: int) -> _Found:
+    def run(self, start: Ints, toll: int, moves: int, heat: Floats, seed: int) -> _Found:
         a, limit = self.search.problem.model.arrays, self.search.problem.limit_bytes
-        sequence = anneal(a, start, limit, int(_TOLL * limit), moves, heat, seed, self.stop)
+        sequence = anneal(a, start, limit, toll, moves, heat, seed, self.stop)
         usage = np.empty(len(sequence), np.int64)
         measure(a, sequence, usage)
         over = int(excess(usage, len(sequence), limit))
