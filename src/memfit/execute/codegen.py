@@ -102,7 +102,10 @@ class _Writer:
 
     def _call(self, op: int, call: OpCall) -> None:
         arguments = [self._render(a) for a in call.args] + [f"{k}={self._render(v)}" for k, v in call.kwargs.items()]
-        text = f"{self._constant(call.target, 'f')}({', '.join(arguments)})"
+        target = (
+            call.target._op if isinstance(call.target, torch._ops.OpOverload) else call.target
+        )  # its __call__ does just that, in Python
+        text = f"{self._constant(target, 'f')}({', '.join(arguments)})"
         seeded = self.graph.ops[op].seeded and op in self.replayed
         replay = op in self.drawn
         if seeded:

@@ -213,11 +213,12 @@ class PlannedStep(torch.autograd.Function):
 def _returned(ctx: Any, session: Session) -> frozenset[int]:
     """Sources whose gradient goes back through autograd at the end: inputs, parameters with hooks, which autograd calls, and
     parameters asked for by torch.autograd.grad. A hook that changes a parameter must not run while backward still reads it."""
-    num_parameters = session.captured.convention.num_parameters
-    back = {i for i in range(num_parameters, len(session.sources)) if ctx.needs_input_grad[2 + i]}
+    num_parameters, wanted = session.captured.convention.num_parameters, ctx.needs_input_grad[2:]
+    nodes = [node for node, _ in ctx.next_functions]  # one per tensor: of a leaf, what puts its gradient into .grad
+    back = {i for i in range(num_parameters, len(session.sources)) if wanted[i]}
     for i in range(num_parameters):
         leaf = session.sources[i]
-        if ctx.needs_input_grad[2 + i] and (not leaf.is_leaf or has_hooks(leaf) or not _accumulates_now(leaf)):
+        if wanted[i] and (not leaf.is_leaf or has_hooks(leaf) or not _executes_now(nodes[i])):
             back.add(i)
     return frozenset(back)
 
@@ -226,9 +227,8 @@ def has_hooks(leaf: torch.Tensor) -> bool:
     return bool(leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None))
 
 
-def _accumulates_now(leaf: torch.Tensor) -> bool:
-    """Whether this backward will put a gradient into leaf.grad; torch.autograd.grad will not, and refuses the question."""
-    node = torch.autograd.graph.get_gradient_edge(leaf).node
+def _executes_now(node: Any) -> bool:
+    """Whether this backward will come to a leaf's node; torch.autograd.grad will not, and refuses the question."""
     try:
         return bool(torch._C._will_engine_execute_node(node))
     except RuntimeError:

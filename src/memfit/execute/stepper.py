@@ -153,9 +153,9 @@ class Stepper:
         """The plan for this call, made now if it is new, and the step's source tensors."""
         self._check_targets(args)
         call = self.flatten(args, kwargs)
-        parameters, buffers = tuple(self.model.parameters()), tuple(self.model.buffers())
+        parameters, buffers, training = _parts_of(self.model)
         accumulates = any(p.grad is not None for p in parameters)
-        key = (call.key(), accumulates, self._mode(parameters))
+        key = (call.key(), accumulates, training, _mode_of(parameters))
         if key not in self.shapes:
 
             def prepare(tighter_by: int) -> Ready:
@@ -164,12 +164,6 @@ class Stepper:
             ready = prepare(0)
             self.shapes[key] = _Shape(ready=ready, prepare=prepare, notes=[ready.note] if ready.note else [])
         return self.shapes[key], (*parameters, *buffers, *call.tensors)
-
-    def _mode(self, parameters: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
-        """What besides shapes changes the traced step: training flags, frozen parameters, autocast."""
-        device = parameters[0].device.type if parameters else "cpu"
-        autocast = (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-        return (tuple(m.training for m in self.model.modules()), tuple(p.requires_grad for p in parameters), autocast)
 
     def _wants_gradients(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return any(p.requires_grad for p in self.model.parameters()) or any(t.requires_grad for t in self.flatten(args, kwargs).tensors)
@@ -331,3 +325,24 @@ def _raise_if_wrong(verdict: Verdict) -> None:
             f"the planned step differs from the plain model by {verdict.worst_fraction:.1e} at {verdict.where}, the plain model from itself by "
             f"{verdict.noise_fraction:.1e}: the gradients of this step are wrong. Please report the model; check=False runs without this check."
         )
+
+
+def _parts_of(model: nn.Module) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...], tuple[bool, ...]]:
+    """Parameters, buffers and training flags as the module's own iterators give them, in one walk: it is done at every step."""
+    parameters: dict[int, torch.Tensor] = {}
+    buffers: dict[int, torch.Tensor] = {}
+    training: list[bool] = []
+    for module in model.modules():
+        training.append(module.training)
+        for found, tensors in ((parameters, module._parameters), (buffers, module._buffers)):
+            for tensor in tensors.values():
+                if tensor is not None:
+                    found.setdefault(id(tensor), tensor)
+    return tuple(parameters.values()), tuple(buffers.values()), tuple(training)
+
+
+def _mode_of(parameters: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+    """What besides shapes and training flags changes the traced step: frozen parameters, autocast."""
+    device = parameters[0].device.type if parameters else "cpu"
+    autocast = (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+    return (tuple(p.requires_grad for p in parameters), autocast)
