@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 ENGINES = ("auto", "eager", "inductor")
 ALLOWED = ("recompute", "variants", "rounding", "offload")
+DEFAULT_ALLOW = ("recompute", "variants")
 
 
 def fit(
@@ -47,7 +48,7 @@ def fit(
     reserve: int | str = "0",
     engine: str = "auto",
     device: str | None = None,
-    allow: Sequence[str] = ("recompute", "variants"),
+    allow: Sequence[str] = DEFAULT_ALLOW,
     planner: str | Planner = "auto",
     time_limit_s: float = 30,
     plan: str | Path | Plan | None = None,
@@ -82,9 +83,11 @@ def fit(
 def stepper_for(model: nn.Module, options: dict[str, Any]) -> Stepper:
     """The stepper behind the compile backend: options as `fit` takes them, shapes planned as they come."""
     engine = options.get("engine", "auto")
+    allow = options.get("allow", DEFAULT_ALLOW)
     _check_engine(engine)
+    _check_allow(allow)
     reserve_bytes = parse_bytes(options.get("reserve", 0), what="reserve")
-    task = Task(model=model, optimizer=options.get("optimizer"), reserve_bytes=reserve_bytes, engine=engine)
+    task = Task(model=model, optimizer=options.get("optimizer"), reserve_bytes=reserve_bytes, engine=engine, allow=tuple(allow))
     return _stepper(
         task,
         parse_bytes(options["budget"], what="budget"),
@@ -178,11 +181,15 @@ def _check_options(model: Any, engine: str, allow: Sequence[str], check: bool | 
     if isinstance(model, FittedModule):
         raise BadInput("this model is fitted already: fit the plain model, with the new budget.")
     _check_engine(engine)
-    unknown = [a for a in ([allow] if isinstance(allow, str) else allow) if a not in ALLOWED]
-    if unknown:
-        raise BadInput(f"allow={unknown[0]!r} is not known: choose from {', '.join(ALLOWED)}.")
+    _check_allow(allow)
     if check not in (True, False, "auto"):
         raise BadInput(f"check={check!r} is not known: True, False or 'auto'.")
+
+
+def _check_allow(allow: Sequence[str]) -> None:
+    unknown = [a for a in ([allow] if isinstance(allow, str) else allow) if a not in ALLOWED]
+    if unknown or isinstance(allow, str):
+        raise BadInput(f"allow={unknown[0] if unknown else allow!r} is not known: give a tuple of {', '.join(ALLOWED)}.")
 
 
 def _check_engine(engine: str) -> None:

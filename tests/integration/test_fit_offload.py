@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +14,17 @@ from torch import nn
 from torch.nn import functional
 
 import memfit
+from memfit.cli import main
 from memfit.core.schedule import Offload, Reload
 
+FACTORY = """
+import torch
+from tests.training import batch, deep
+
+def build():
+    x, y = batch(rows=512, width=64)
+    return deep(width=64, depth=8, dropout=0.0), (x,), torch.nn.functional.cross_entropy, (y,)
+"""
 ALLOW = ("recompute", "offload")
 
 
@@ -97,7 +109,31 @@ def test_a_saved_plan_with_offload_runs_without_a_solver(tmp_path: Any) -> None:
         assert same(a.grad, b.grad)
 
 
-def test_an_unknown_word_is_refused_with_the_known_ones() -> None:
+@pytest.mark.parametrize("allow", [("recompute", "ofload"), "recompute"])
+def test_an_unknown_word_is_refused_with_the_known_ones(allow: Any) -> None:
     x, _ = batch()
     with pytest.raises(memfit.BadInput, match="offload"):
-        memfit.fit(deep(), (x,), budget=NO_LIMIT, allow=("recompute", "ofload"))
+        memfit.fit(deep(), (x,), budget=NO_LIMIT, allow=allow)
+    with pytest.raises(Exception, match="offload"):
+        torch.compile(deep(), backend="memfit", options={"budget": NO_LIMIT, "allow": allow})(x)
+
+
+def test_the_command_line_and_the_compile_door_take_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net.py").write_text(FACTORY)
+    monkeypatch.chdir(tmp_path)
+    model, x, y = deep(width=64, depth=8, dropout=0.0), *batch(rows=512, width=64)
+    budget = int(0.6 * fitted_at(model, x, y, 1.0).plan.timeline.peak_bytes)
+    arguments = ["--budget", str(budget), "--steps", "1", "--time-limit", "2", "--json", "--allow", "recompute", "--allow", "offload"]
+    monkeypatch.setattr(sys, "argv", ["memfit", "run", "net.py:build", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["planner"] == "offload"
+    assert report["measured_peak_bytes"] <= budget
+    allowed = {"budget": budget, "allow": ("recompute", "offload"), "time_limit_s": 2, "reserve": "64KiB"}
+    torch._dynamo.reset()
+    compiled = torch.compile(deep(width=64, depth=8, dropout=0.0), backend="memfit", options=allowed)
+    functional.cross_entropy(compiled(x), y).backward()

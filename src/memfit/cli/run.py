@@ -28,6 +28,11 @@ def command(
     engine: str = typer.Option(
         "auto", "--engine", help="eager: PyTorch's own kernels; inductor: compiled regions; auto: compiled on CUDA."
     ),
+    allow: list[str] = typer.Option(
+        ["recompute", "variants"],
+        "--allow",
+        help="What a plan may do besides keeping values: recompute, variants, rounding, offload; once for each. An unknown word lists them.",
+    ),
     time_limit: float = typer.Option(30.0, "--time-limit", help="Seconds the planner may take."),
     plan: Path | None = typer.Option(None, "--plan", help="A plan saved by `memfit plan -o`: run it without a solver."),
     as_json: bool = JSON_OPTION,
@@ -51,6 +56,7 @@ def command(
         loss_fn=recipe.loss_fn,
         example_targets=recipe.example_targets,
         engine=engine,
+        allow=tuple(allow),
         planner=planner,
         time_limit_s=time_limit,
         plan=plan,
