@@ -220,6 +220,9 @@ _OVER_WARMTH = 3.0
 """At first: of how many average storages too much one makes as little as of the warmth in time."""
 _TOLL = 0.002
 """What a position over the limit counts extra, as a part of the limit: else a hundred bytes too much would be cheaper than any way to avoid them."""
+_MANY_FORMS, _MANY_RUNS, _MANY_HOTS = 3000, 1.5, (0.3, 1.0)
+"""Large graphs: from how many forms on there are so few runs, from an order that holds less, and how hot they begin. On 10,000 random ops at
+60 % of the peak a run of 25 s ends with a plan of 0.2 points, where twelve short ones end with none."""
 _PRESSED_AFTER, _PRESSED_HOT, _PRESSED_DEAR, _PRESSED_TOLL = 3, 3.0, 60.0, 0.01
 """From so many runs without a plan that fits on: hotter, with a higher toll. On `layered_n250` at 60 % half of such runs end with a plan, of others
 one in six; where plans are found anyway such runs find slower ones."""
@@ -246,11 +249,15 @@ class _Crowd:
 
     def arguments(self, moves: int, again: bool) -> tuple[Ints, int, int, Floats, int]:
         """Of the next run, from the step itself or (`again`, then less hot and with bytes dear from the beginning) from something found."""
-        a, random, hot = self.search.problem.model.arrays, self.random, _HOTS[self.number % len(_HOTS)]
+        hots = _MANY_HOTS if _is_large(self.search) else _HOTS
+        a, random, hot = self.search.problem.model.arrays, self.random, hots[self.number % len(hots)]
         op_ns = max(float(a.time[self.start].mean()), 1.0)
         byte_ns = op_ns / max(float(a.size[a.size > 0].mean()), 1.0)
         self.pressed |= self.number > _PRESSED_AFTER and self.search.best is None
-        hot, dear, toll = (_PRESSED_HOT, _PRESSED_DEAR, _PRESSED_TOLL) if self.pressed else (hot, _DEAR, _TOLL)
+        if _is_large(self.search):
+            dear, toll = _PRESSED_DEAR, _PRESSED_TOLL
+        else:
+            hot, dear, toll = (_PRESSED_HOT, _PRESSED_DEAR, _PRESSED_TOLL) if self.pressed else (hot, _DEAR, _TOLL)
         start, cheap = self.start, hot / _OVER_WARMTH
         self.number += 1
         if again and self.found:
@@ -275,18 +282,25 @@ class _Crowd:
         self.search.offer(found.sequence, "annealing")
 
 
+def _is_large(search: Search) -> bool:
+    return search.problem.model.num_forms >= _MANY_FORMS
+
+
 def explore_annealed(search: Search, *, seconds: float, seed: int = 0) -> None:
     """Runs of annealing, as many at once as there are cores (two at most), until the time is up or the plan is good enough."""
     problem = search.problem
     start, takes = search.siblings.plain[np.array(problem.model.agenda, np.int64)], problem.model.takes
     if search.done or search.good_enough or not len(start) or any(takes[f] for f in start):
         return  # what overwrites is not moved about
+    if _is_large(search) and search.rank is not None:
+        start = start[np.argsort(search.rank[start], kind="stable")]
     began, seconds = problem.seconds, min(seconds, problem.seconds_left)
     crowd = _Crowd(search, start, np.random.default_rng(seed))
     crowd.run(*crowd.arguments(1, False))  # loads it from disk
     clock = perf_counter()
     crowd.take(crowd.run(*crowd.arguments(_TRIAL_MOVES, False)))
-    shortest = max(int(_TRIAL_MOVES * seconds / _RUNS / max(perf_counter() - clock, 1e-3)), 1000)
+    runs = _MANY_RUNS if _is_large(search) else _RUNS
+    shortest = max(int(_TRIAL_MOVES * seconds / runs / max(perf_counter() - clock, 1e-3)), 1000)
     running: set[Future[_Found]] = set()
     workers = min(2, cpu_count() or 1)
     with ThreadPoolExecutor(workers) as pool:
@@ -294,7 +308,8 @@ def explore_annealed(search: Search, *, seconds: float, seed: int = 0) -> None:
             while problem.seconds - began < seconds and not search.done and not search.good_enough:
                 while len(running) < workers:
                     again = problem.seconds - began > _FIRST_SHARE * seconds and (search.best is not None or crowd.number % 2 == 0)
-                    moves = shortest // 2 if again else shortest * _LENGTHS[crowd.number % len(_LENGTHS)]
+                    length = 1 if _is_large(search) else _LENGTHS[crowd.number % len(_LENGTHS)]
+                    moves = shortest // 2 if again else shortest * length
                     running.add(pool.submit(crowd.run, *crowd.arguments(moves, again)))
                 left = seconds - (problem.seconds - began)
                 done, running = wait(running, timeout=max(min(left, 0.5), 0.0), return_when=FIRST_COMPLETED)

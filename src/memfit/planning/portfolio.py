@@ -49,6 +49,8 @@ _AMPLE_S = 15.0
 """Time limit from which on there is time for a better bound where a chain of cuts at wide ops has given one."""
 _EARLY_SHARE, _FAR_POINTS = 0.12, 1.0
 """With little time, the share of it for a search before cuts are refined, and the gap from which on."""
+_HUGE = 30_000
+"""Forms from which on nothing is annealed: a run would not get round to every op."""
 _LOOSE = 0.8
 """Share of movable ops from which on another order is the first thing to try. Where it then holds less (`Search.rank`) order and recomputation
 are searched together: training steps, whose backward follows their forward, can have as many movable ops, but no other order holds less."""
@@ -82,7 +84,7 @@ class Portfolio:
             search.offer(np.array(problem.model.agenda, np.int64), "keep all")
             if self.reorder and (problem.model.num_forms >= LARGE or movable_fraction(precedence(problem.model)) > _LOOSE):
                 explore_calm(search)
-            if search.rank is not None and problem.model.num_forms < LARGE and self.max_runs is None:
+            if search.rank is not None and problem.model.num_forms < _HUGE and self.max_runs is None:
                 self._explore_irregular(search)
             else:
                 self._explore_regular(search)
@@ -95,9 +97,11 @@ class Portfolio:
         """Order and recomputation together, where the order alone does much; the bound last."""
         search.problem = with_kernels(search.problem, ("annealing",))
         limit_s = search.problem.time_limit_s
-        explore_cuts(search, max_cuts=1, seconds=_CUT_SHARE * limit_s)
+        large = search.problem.model.num_forms >= LARGE
+        if not large:
+            explore_cuts(search, max_cuts=1, seconds=_CUT_SHARE * limit_s)
         explore_annealed(search, seconds=_ANNEAL_SHARE * limit_s, seed=self.seed)
-        chain = explore_refined(search, seconds=0.3 * max(search.problem.seconds_left, 0.0))
+        chain = None if large else explore_refined(search, seconds=0.3 * max(search.problem.seconds_left, 0.0))
         if chain is not None:
             lengthen(search, chain, seconds=search.problem.seconds_left)
 
