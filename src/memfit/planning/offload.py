@@ -14,6 +14,7 @@ copies slow down what runs beside them.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -56,11 +57,20 @@ class Offloading:
         without = self.without or self.planner.plan(replace(problem, time_limit_s=_SHARE_WITHOUT * problem.time_limit_s))
         if not problem.costs.levels or problem.budget.device_bytes is None or _repeats_nothing(problem, without):
             return without
-        return _with_offload(problem, without, self.planner)
+        return _without_borrowed_proof(problem, _with_offload(problem, without, self.planner))
 
 
 def _repeats_nothing(problem: Problem, outcome: Outcome) -> bool:
     return outcome.plan is not None and outcome.plan.timeline.time_ns <= find_floor(problem.model).time_ns
+
+
+def _without_borrowed_proof(problem: Problem, outcome: Outcome) -> Outcome:
+    """A proof by cuts is one for plans without offload; that some op needs more than there is holds for all."""
+    floor = find_floor(problem.model)
+    if outcome.status is not Status.INFEASIBLE or problem.limit_bytes < floor.bytes:
+        return outcome
+    reason = f"With offload nothing was found and nothing is ruled out; without it: {outcome.reason}"
+    return replace(outcome, status=Status.UNKNOWN, lower_bound_ns=floor.time_ns, lower_bound_bytes=floor.bytes, reason=reason)
 
 
 def _with_offload(problem: Problem, without: Outcome, planner: Planner) -> Outcome:
@@ -84,7 +94,8 @@ def _with_offload(problem: Problem, without: Outcome, planner: Planner) -> Outco
             continue
         read = uses.first_reads(problem.graph, found.schedule, late - corrected)
         needs = {s: min(p, read.get(s, p)) for s, p in needs.items() if s not in late & corrected}
-        needs = {s: p for s, p in needs.items() if s in _hidden_behind(problem, uses, needs)}
+        hidden = _hidden_behind(problem, uses, needs)
+        needs = {s: p for s, p in needs.items() if s in hidden}
         corrected |= late
     return replace(best, seconds=problem.seconds)
 
@@ -254,8 +265,8 @@ def _hidden_behind(problem: Problem, uses: _Uses, needs: dict[int, int]) -> dict
     next_ns = float("inf")
     for storage, need in sorted(needs.items(), key=lambda entry: entry[1], reverse=True):
         start_ns = min(next_ns, uses.clock_ns[need - 1]) - link.read_ns(problem.graph.storages[storage].size_bytes)
-        ahead = max((p for p in range(uses.turn + 1, need) if uses.clock_ns[p - 1] <= start_ns), default=None)
-        if ahead is not None:
+        ahead = min(bisect_right(uses.clock_ns, start_ns), need - 1)  # the last op that begins no later
+        if ahead > uses.turn:
             found[storage] = uses.ops[ahead]
         next_ns = start_ns
     return found

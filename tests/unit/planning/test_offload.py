@@ -12,7 +12,7 @@ from tests.strategies import FULL, random_costs, random_graph, random_training_g
 from memfit.core.budget import Budget
 from memfit.core.costs import Costs, Level, uniform_costs
 from memfit.core.graph import Graph, Variant
-from memfit.core.outcome import Outcome
+from memfit.core.outcome import Outcome, Status
 from memfit.core.schedule import Compute, Free, Offload, Reload, Schedule
 from memfit.core.simulate import simulate
 from memfit.planning import Problem, plan
@@ -65,6 +65,19 @@ def test_values_that_cannot_be_made_again_can_wait_on_the_host() -> None:
     without, found = planned(graph, costs, int(0.7 * plan(graph, costs, planner="keep_all").require_plan().timeline.peak_bytes))
     assert without.plan is None
     assert found.plan is not None
+
+
+def test_a_proof_for_plans_without_offload_is_not_one_with_it() -> None:
+    """Too slow a link to help, but a host all the same: only what some op needs at once rules a budget out."""
+    chain = training_chain(16)
+    graph = replace(chain, ops=tuple(replace(o, replayable=False) for o in chain.ops), digest="")
+    costs = linked(graph, op_ns=1000, copy_ns=10**9)
+    whole = plan(graph, costs, planner="keep_all").require_plan().timeline.peak_bytes
+    without, found = planned(graph, costs, whole // 2, seconds=1.0)
+    assert without.status is Status.INFEASIBLE
+    assert found.status is Status.UNKNOWN
+    assert "without it" in found.reason
+    assert planned(graph, costs, 100, seconds=1.0)[1].status is Status.INFEASIBLE
 
 
 def test_without_a_link_or_a_budget_the_answer_is_the_other_planner_s() -> None:
