@@ -324,6 +324,10 @@ def _booked(client: Any, work: Workload, outcome: TaskOutcome, limit: int | None
     )  # fmt: skip
 
 
+_RESULT_S = 2.0
+"""For the result of a task that has ended: a number. It takes longer only where the worker that has it is gone."""
+
+
 class DaskWorkers(Workers):
     """A cluster as the booked run sees it. Tasks are pinned to a worker and hide their inputs from the scheduler: when a worker is
     lost nothing is recomputed behind the plan's back, and the run books the repair itself."""
@@ -352,13 +356,18 @@ class DaskWorkers(Workers):
             return []
         found: list[tuple[int, str, int | None]] = []
         for future in finished:
-            task, address = self.pending.pop(future)
+            task, address = self.pending[future]
             if future.status == "finished":
-                found.append((task, address, future.result()))
+                try:
+                    size = future.result(timeout=_RESULT_S)
+                except TimeoutError:  # its worker was lost with it: who looks at the workers next abandons it
+                    continue
+                found.append((task, address, size))
             elif isinstance(future.exception(), InputLost):
                 found.append((task, address, None))
             else:
                 future.result()  # the task's own error, to the caller
+            del self.pending[future]
         return found
 
     def abandon(self, address: str) -> list[int]:
