@@ -161,17 +161,23 @@ class PlanSettings:
 
     def searching(self, stage: str) -> Planner:
         """The planner for somebody who waits for their first step."""
-        planner = Portfolio(patience=0.5) if self.planner == "auto" else find_planner(self.planner)
-        return self._remembering(planner, stage) if isinstance(self.planner, str) else planner
+        return self._remembering(self._chosen(), stage)
 
     def offloading(self, without: Outcome) -> Planner:
         """Beside a plan that is known; in the same time again."""
-        planner = Portfolio(patience=0.5) if self.planner == "auto" else find_planner(self.planner)
-        return self._remembering(Offloading(planner=planner, without=without), "with offload")
+        return self._remembering(Offloading(planner=self._chosen(), without=without), "with offload")
+
+    def _chosen(self) -> Planner:
+        return Portfolio(patience=0.5) if self.planner == "auto" else find_planner(self.planner)
 
     def _remembering(self, planner: Planner, stage: str) -> Planner:
+        """Planners chosen by name are: of a planner somebody wrote nobody knows what its answers depend on."""
         label = f"memfit {__version__}, {self.time_limit_s} s, {stage}"
-        return planner if self.memory is None else Remembered(planner=planner, folder=self.memory, label=label)
+        return (
+            planner
+            if self.memory is None or not isinstance(self.planner, str)
+            else Remembered(planner=planner, folder=self.memory, label=label)
+        )
 
 
 def best_plan(

@@ -102,9 +102,8 @@ class _Writer:
 
     def _call(self, op: int, call: OpCall) -> None:
         arguments = [self._render(a) for a in call.args] + [f"{k}={self._render(v)}" for k, v in call.kwargs.items()]
-        target = (
-            call.target._op if isinstance(call.target, torch._ops.OpOverload) else call.target
-        )  # its __call__ does just that, in Python
+        # an overload's own __call__ calls this, through Python
+        target = call.target._op if isinstance(call.target, torch._ops.OpOverload) else call.target
         text = f"{self._constant(target, 'f')}({', '.join(arguments)})"
         seeded = self.graph.ops[op].seeded and op in self.replayed
         replay = op in self.drawn

@@ -21,8 +21,8 @@ def spread(problem: Problem, schedule: Schedule) -> Schedule:
     planner's order or in that of their readers. Each move only as far as memory allows."""
     steps = _later_frees(problem, _sends_first(problem.graph, schedule.steps))
     orders = (steps, _at_their_readers(problem.graph, steps))
-    spread = [Schedule(steps=tuple(_earlier_fetches(problem, list(order)))) for order in orders]
-    best = min(spread, key=lambda s: simulate(problem.graph, s, problem.costs).time_ns)
+    ahead = [Schedule(steps=tuple(_earlier_fetches(problem, list(order)))) for order in orders]
+    best = min(ahead, key=lambda s: simulate(problem.graph, s, problem.costs).time_ns)
     return Schedule(steps=tuple(_without_leftovers(problem.graph, best.steps)))
 
 
