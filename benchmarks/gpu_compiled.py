@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=3, help="more disturb each other's steps: a job is a process and its compilers")
     parser.add_argument("--keep", type=Path, help="folder for graphs and measured costs, to plan elsewhere")
     parser.add_argument("--offload", action="store_true", help="every budget also with values that wait on the host")
+    parser.add_argument("--replay", action="store_true", help="every compiled step also captured in a CUDA graph and replayed")
     parser.add_argument("--here", action="store_true", help="measure in this process (used by the driver)")
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
@@ -102,6 +103,7 @@ def _start(args: argparse.Namespace, model: str, parts: str, lock: str, *, threa
     command += ["--fractions", args.fractions, "--scale", str(args.scale), "--plan-seconds", str(args.plan_seconds)]
     command += ["--keep", str(args.keep)] if args.keep else []
     command += ["--offload"] if args.offload else []
+    command += ["--replay"] if args.replay else []
     return subprocess.Popen(command, env={**os.environ, "MEMFIT_GPU_LOCK": lock, "TORCHINDUCTOR_COMPILE_THREADS": str(threads)})
 
 

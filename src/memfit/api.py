@@ -12,10 +12,12 @@ from torch import nn
 
 from memfit.capture.inputs import Call
 from memfit.core.budget import Budget
-from memfit.core.errors import BadInput
+from memfit.core.errors import BadInput, Unsupported
 from memfit.core.plan import Plan
 from memfit.core.units import parse_bytes
+from memfit.execute.arena import installed
 from memfit.execute.fitted import FittedModule, fit_module
+from memfit.execute.recorded import cuda_graphs_for
 from memfit.execute.session import Ready
 from memfit.execute.stepper import Stepper
 from memfit.planning import plan as find_plan
@@ -53,6 +55,7 @@ def fit(
     time_limit_s: float = 30,
     plan: str | Path | Plan | None = None,
     check: bool | str = "auto",
+    replay: bool = False,
 ) -> FittedModule:
     """A drop-in for `model` whose training step stays inside `budget` bytes of device memory.
 
@@ -65,8 +68,10 @@ def fit(
     only round otherwise where nothing else has a plan; "rounding" compares them all and takes the fastest; "offload" lets values wait in
     pinned host memory, copied beside the ops.
     `check` compares the first step with the plain model: "auto" where that is small and fits, True where it fits, False never.
+    `replay`: from the fifth step of a shape on, forward and backward are replayed from CUDA graphs, without Python between the kernels.
     """
     _check_options(model, engine, allow, check)
+    _check_replay(model, replay)
     device_bytes = parse_bytes(budget, what="budget")
     task, example = task_and_call(model, example_inputs, loss_fn, example_targets, optimizer, device, parse_bytes(reserve, what="reserve"))
     task = replace(task, allow=tuple(allow), engine=engine)
@@ -74,7 +79,7 @@ def fit(
     if saved is not None and any(p.grad is not None for p in model.parameters()):
         raise BadInput("the model's parameters hold gradients already, and a saved plan starts without: call optimizer.zero_grad() first.")
 
-    stepper = _stepper(task, device_bytes, planner=planner, time_limit_s=time_limit_s, check=check, saved=saved)
+    stepper = _stepper(task, device_bytes, planner=planner, time_limit_s=time_limit_s, check=check, saved=saved, replay=replay)
     with torch.enable_grad():
         stepper.latest, _ = stepper.shape_of(*example.rebuild(example.tensors))
     return fit_module(model, stepper)
@@ -86,6 +91,8 @@ def stepper_for(model: nn.Module, options: dict[str, Any]) -> Stepper:
     allow = options.get("allow", DEFAULT_ALLOW)
     _check_engine(engine)
     _check_allow(allow)
+    replay = bool(options.get("replay", False))
+    _check_replay(model, replay)
     reserve_bytes = parse_bytes(options.get("reserve", 0), what="reserve")
     task = Task(model=model, optimizer=options.get("optimizer"), reserve_bytes=reserve_bytes, engine=engine, allow=tuple(allow))
     return _stepper(
@@ -94,20 +101,43 @@ def stepper_for(model: nn.Module, options: dict[str, Any]) -> Stepper:
         planner=options.get("planner", "auto"),
         time_limit_s=float(options.get("time_limit_s", 30)),
         check=options.get("check", "auto"),
+        replay=replay,
     )
 
 
 def _stepper(
-    task: Task, device_bytes: int, *, planner: str | Planner, time_limit_s: float, check: bool | str, saved: Plan | None = None
+    task: Task,
+    device_bytes: int,
+    *,
+    planner: str | Planner,
+    time_limit_s: float,
+    check: bool | str,
+    saved: Plan | None = None,
+    replay: bool = False,
 ) -> Stepper:
     def prepare(args: tuple[Any, ...], kwargs: dict[str, Any], *, accumulates: bool, tighter_by: int) -> Ready:
-        limit = Budget(device_bytes=max(0, device_bytes - tighter_by))
-        given = saved if not tighter_by and not accumulates else None
+        call = Call.flatten(args, kwargs)
         return make_ready(
-            task, Call.flatten(args, kwargs), limit, accumulates=accumulates, planner=planner, time_limit_s=time_limit_s, plan=given
+            task,
+            call,
+            Budget(device_bytes=max(0, device_bytes - tighter_by)),
+            accumulates=accumulates,
+            planner=planner,
+            time_limit_s=time_limit_s,
+            plan=saved if not tighter_by and not accumulates else None,
+            aside_bytes=sum(t.nbytes for t in call.tensors) if replay else 0,  # a replay reads copies of its inputs
         )
 
-    return Stepper(task.model, prepare, loss_fn=task.loss_fn, num_targets=task.num_targets, check=check, meter=meter, flatten=Call.flatten)
+    return Stepper(
+        task.model,
+        prepare,
+        loss_fn=task.loss_fn,
+        num_targets=task.num_targets,
+        check=check,
+        meter=meter,
+        flatten=Call.flatten,
+        recorder=cuda_graphs_for if replay else None,
+    )
 
 
 def estimate(
@@ -184,6 +214,16 @@ def _check_options(model: Any, engine: str, allow: Sequence[str], check: bool | 
     _check_allow(allow)
     if check not in (True, False, "auto"):
         raise BadInput(f"check={check!r} is not known: True, False or 'auto'.")
+
+
+def _check_replay(model: nn.Module, replay: bool) -> None:
+    if not replay:
+        return
+    devices = sorted({p.device.type for p in model.parameters()})
+    if devices != ["cuda"]:
+        raise Unsupported(f"replay=True needs a model on a CUDA device, and this one is on {', '.join(devices) or 'none'}: leave it out.")
+    if installed() is not None:
+        raise Unsupported("CUDA graphs need torch's own allocator: leave out replay=True or memfit.use_planned_arena().")
 
 
 def _check_allow(allow: Sequence[str]) -> None:

@@ -16,11 +16,11 @@ from torch import nn
 from memfit.api import stepper_for
 from memfit.core.errors import BadInput
 
-_OPTIONS = ("budget", "reserve", "planner", "time_limit_s", "check", "optimizer", "engine", "allow")
+_OPTIONS = ("budget", "reserve", "planner", "time_limit_s", "check", "optimizer", "engine", "allow", "replay")
 
 
 def memfit_backend(graph: torch.fx.GraphModule, example_inputs: list[torch.Tensor], **settings: Any) -> Callable[..., Any]:
-    """A Dynamo backend. `options` takes budget (needed), reserve, planner, time_limit_s, check, optimizer, engine and allow."""
+    """A Dynamo backend. `options` takes budget (needed), reserve, planner, time_limit_s, check, optimizer, engine, allow and replay."""
     options = dict(settings.get("options") or {})
     unknown = [name for name in options if name not in _OPTIONS]
     if unknown or "budget" not in options:

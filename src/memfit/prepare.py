@@ -53,8 +53,9 @@ def make_ready(
     planner: str | Planner = "auto",
     time_limit_s: float = 30,
     plan: Plan | None = None,
+    aside_bytes: int = 0,
 ) -> Ready:
-    """Capture, profile, plan and generate one call.
+    """Capture, profile, plan and generate one call; `aside_bytes` of the budget are left for whoever runs it.
 
     What "auto" cannot compile runs on PyTorch's own kernels, and so does a saved plan that was made for them.
     """
@@ -63,16 +64,23 @@ def make_ready(
         if any(c.graph.digest == plan.graph_digest for c in eager.offers(call, accumulates=accumulates)):
             task = eager
     try:
-        return _make_ready(task, call, budget, accumulates, planner, time_limit_s, plan)
+        return _make_ready(task, call, budget, accumulates, planner, time_limit_s, plan, aside_bytes)
     except Unsupported as error:
         if task.engine != "auto" or not task.compiles:
             raise
-        ready = _make_ready(replace(task, engine="eager"), call, budget, accumulates, planner, time_limit_s, plan)
+        ready = _make_ready(replace(task, engine="eager"), call, budget, accumulates, planner, time_limit_s, plan, aside_bytes)
         return replace(ready, note=f"runs on the eager engine: {error}")
 
 
 def _make_ready(
-    task: Task, call: Call, budget: Budget, accumulates: bool, planner: str | Planner, time_limit_s: float, plan: Plan | None
+    task: Task,
+    call: Call,
+    budget: Budget,
+    accumulates: bool,
+    planner: str | Planner,
+    time_limit_s: float,
+    plan: Plan | None,
+    aside_bytes: int,
 ) -> Ready:
     with Progress("memfit") as progress:
         if plan is None and budget.device_bytes is not None:
@@ -82,7 +90,7 @@ def _make_ready(
         first = next(offers)
         elsewhere_bytes = held_elsewhere(task, call, first[0])
         whole = find_plan(first[0].graph, first[1], None, planner="keep_all").require_plan()
-        margin_bytes = allocator_slack(first[0], whole.timeline.peak_bytes)
+        margin_bytes = allocator_slack(first[0], whole.timeline.peak_bytes) + aside_bytes
         if budget.device_bytes is not None:
             budget = Budget(device_bytes=max(0, budget.device_bytes - elsewhere_bytes - margin_bytes))
         every = chain((first,), offers)

@@ -35,6 +35,7 @@ def command(
     ),
     time_limit: float = typer.Option(30.0, "--time-limit", help="Seconds the planner may take."),
     plan: Path | None = typer.Option(None, "--plan", help="A plan saved by `memfit plan -o`: run it without a solver."),
+    replay: bool = typer.Option(False, "--replay", help="From the fifth step on, replay forward and backward from CUDA graphs."),
     as_json: bool = JSON_OPTION,
 ) -> None:
     """Fit the model into the budget, train, and report predicted and measured peak, time, and whether gradients equal the plain model's."""
@@ -61,6 +62,7 @@ def command(
         time_limit_s=time_limit,
         plan=plan,
         check=True,
+        replay=replay,
     )
     seconds, losses = _train(fitted, recipe, training.optimizer, steps)
     report = fitted.report()

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import memfit
-from memfit.execute.stepper import source_bytes
+from memfit.execute.session import source_bytes
 from memfit.prepare import smallest_budget
 from memfit.profile.allocations import peaks_of
 from memfit.report.timeline import Curve, Panel

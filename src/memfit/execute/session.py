@@ -24,6 +24,7 @@ from memfit.execute.host import HostCopies
 from memfit.execute.rng import Replay, get_state, set_state
 
 _T = TypeVar("_T")
+TWICE = "backward was called twice on one forward of a fitted model, and its activations are gone after the first: call the model again."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,12 @@ class Ready:
     arena: StepArena | None = None  # where the step's allocations lie, after `use_planned_arena`
 
 
+def source_bytes(captured: Captured) -> int:
+    """What the caller holds throughout: parameters, buffers, inputs, optimizer state, gradients from before."""
+    graph = captured.graph
+    return sum(graph.storages[s].size_bytes for s in {graph.storage_of(t) for t in graph.sources})
+
+
 class Watch(Protocol):
     """Looks on at a trial: around its forward, around its backward, and when all is done."""
 
@@ -50,6 +57,17 @@ class Watch(Protocol):
     def backward(self) -> AbstractContextManager[None]: ...
 
     def done(self, session: Session, tangents: tuple[torch.Tensor, ...], sink: GradientSink) -> None: ...
+
+
+class Step(Protocol):
+    """One forward and its backward, called (`Session`) or replayed (`recorded.Replayed`)."""
+
+    captured: Captured
+    sources: tuple[torch.Tensor, ...]
+
+    def forward(self) -> list[torch.Tensor]: ...
+
+    def backward(self, tangents: tuple[torch.Tensor, ...], sink: GradientSink) -> None: ...
 
 
 class Session:
@@ -98,11 +116,9 @@ class Session:
 
     def backward(self, tangents: tuple[torch.Tensor, ...], sink: GradientSink) -> None:
         if self.saved is None:
-            raise Unsupported(
-                "backward was called twice on one forward of a fitted model, and its activations are gone after the first: call the model again."
-            )
+            raise Unsupported(TWICE)
         like, ids = self.captured.samples, self.captured.convention.tangents
-        aligned = [_with_layout(t, like[k]) for t, k in zip(tangents, ids, strict=True)]
+        aligned = [with_layout(t, like[k]) for t, k in zip(tangents, ids, strict=True)]
         with self.watch.backward() if self.watch else nullcontext():
             _, shortage = _attempt(lambda: self._run_backward(aligned, sink))
             if shortage:
@@ -173,13 +189,18 @@ def accumulate(leaf: torch.Tensor, gradient: torch.Tensor, keeps: bool) -> None:
     """What autograd's AccumulateGrad does: steal, copy or add."""
     if leaf.grad is not None:
         leaf.grad.add_(gradient)
-    elif keeps and gradient.stride() == leaf.stride() and gradient.dtype == leaf.dtype:
-        leaf.grad = gradient.detach()
     else:
-        leaf.grad = torch.empty_like(leaf, requires_grad=False).copy_(gradient)
+        leaf.grad = as_gradient(leaf, gradient, keeps)
 
 
-def _with_layout(tangent: torch.Tensor, sample: torch.Tensor | None) -> torch.Tensor:
+def as_gradient(leaf: torch.Tensor, gradient: torch.Tensor, keeps: bool) -> torch.Tensor:
+    """In the leaf's layout and type; itself if it may be kept."""
+    if keeps and gradient.stride() == leaf.stride() and gradient.dtype == leaf.dtype:
+        return gradient.detach()
+    return torch.empty_like(leaf, requires_grad=False).copy_(gradient)
+
+
+def with_layout(tangent: torch.Tensor, sample: torch.Tensor | None) -> torch.Tensor:
     """Backward was traced for this layout: an expanded or permuted gradient is copied into it."""
     if sample is None or tangent.stride() == sample.stride():
         return tangent.detach()
@@ -191,7 +212,7 @@ class PlannedStep(torch.autograd.Function):
     """Ties a session into autograd."""
 
     @staticmethod
-    def forward(ctx: Any, session: Session, holder: list[Any], *sources: torch.Tensor) -> Any:
+    def forward(ctx: Any, session: Step, holder: list[Any], *sources: torch.Tensor) -> Any:
         outputs = session.forward()
         ctx.session = session
         differentiable = session.captured.convention.differentiable
@@ -204,13 +225,13 @@ class PlannedStep(torch.autograd.Function):
             raise Unsupported(
                 "a gradient of a gradient (create_graph=True) was asked of a fitted model: use the plain model for double backward."
             )
-        session: Session = ctx.session
+        session: Step = ctx.session
         sink = GradientSink(session.sources, _returned(ctx, session))
         session.backward(tangents, sink)
         return (None, None, *(sink.collected.pop(i, None) for i in range(len(session.sources))))
 
 
-def _returned(ctx: Any, session: Session) -> frozenset[int]:
+def _returned(ctx: Any, session: Step) -> frozenset[int]:
     """Sources whose gradient goes back through autograd at the end: inputs, parameters with hooks, which autograd calls, and
     parameters asked for by torch.autograd.grad. A hook that changes a parameter must not run while backward still reads it."""
     num_parameters, wanted = session.captured.convention.num_parameters, ctx.needs_input_grad[2:]
@@ -235,7 +256,7 @@ def _executes_now(node: Any) -> bool:
         return False
 
 
-def run(session: Session) -> Any:
+def run(session: Step) -> Any:
     """Call the planned step; the result has the model's own structure."""
     convention = session.captured.convention
     holder: list[Any] = []

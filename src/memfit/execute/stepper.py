@@ -1,6 +1,7 @@
 """Runs a fitted model's steps: one plan per shape, a checked first step, and a closed loop on measured bytes.
 
 call -> key -> Ready (planned once) -> Session -> backward -> measured against predicted -> tighter plan on a miss
+                                    -> Replayed, if asked for, once the first steps went well
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from memfit.capture.captured import Captured
 from memfit.core.errors import BadInput, MemfitError, Unsupported
 from memfit.core.plan import Plan
 from memfit.core.units import format_bytes, format_percent
 from memfit.execute.check import Verdict, compare
-from memfit.execute.session import GradientSink, Ready, Session, run
+from memfit.execute.recorded import Recorder, Recording, Replayed
+from memfit.execute.session import GradientSink, Ready, Session, Step, run, source_bytes
 
 _KNOWN_AFTER = 3  # steps: one recorded, one at planned offsets, one to see what outlived it
 _RESERVED_REPLANS = 2
+_MOST_RECORDINGS = 4  # parameters that lie elsewhere at every step are not worth it
 
 
 class Meter(Protocol):
@@ -49,6 +51,8 @@ class _Shape:
     steps: int = 0
     oom_replans: int = 0
     reserved_replans: int = 0
+    recording: Recording | None = None
+    recordings_left: int = _MOST_RECORDINGS
 
     @property
     def budget_bytes(self) -> int | None:
@@ -104,9 +108,10 @@ class Stepper:
         check: bool | str,
         meter: Callable[[torch.device], Meter],
         flatten: Callable[[tuple[Any, ...], dict[str, Any]], Any],
+        recorder: Callable[[Ready], Recorder] | None = None,
     ) -> None:
         self.model, self.prepare, self.loss_fn, self.num_targets, self.check = model, prepare, loss_fn, num_targets, check
-        self.meter, self.flatten = meter, flatten
+        self.meter, self.flatten, self.recorder = meter, flatten, recorder
         self.plain_forward = type(model).forward
         self.shapes: dict[Any, _Shape] = {}
         self.latest: _Shape | None = None
@@ -125,11 +130,38 @@ class Stepper:
         self.latest = shape
         if shape.steps == _KNOWN_AFTER:
             self._hold_reserved(shape)
+        session = self._replayed(shape, sources) or self._called(shape, sources, args, kwargs)
+        shape.steps += 1
+        return run(session)
+
+    def _called(self, shape: _Shape, sources: tuple[torch.Tensor, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
         session = Session(shape.ready, sources, trial=shape.steps == 0, replan=lambda ready: self._after_oom(shape, ready))
         if session.trial:
             session.watch = Trial(self, shape, lambda: self.plain(args, kwargs))
-        shape.steps += 1
-        return run(session)
+        return session
+
+    def _replayed(self, shape: _Shape, sources: tuple[torch.Tensor, ...]) -> Step | None:
+        """A step from the shape's recording, made now if it is time; None where it has none or the last replay's results are in use."""
+        if self.recorder is None or shape.steps <= _KNOWN_AFTER or shape.ready.captured.accumulates:
+            return None
+        if shape.recording is None or not shape.recording.serves(sources):
+            self._forget_recordings()
+            if not shape.recordings_left:
+                return None
+            shape.recordings_left -= 1
+            try:
+                shape.recording = Recording(shape.ready, sources, self.recorder(shape.ready))
+            except (RuntimeError, MemfitError) as error:
+                shape.recordings_left = 0
+                shape.notes.append(f"not replayed: {error}")
+                return None
+            shape.notes.append("replayed from CUDA graphs")
+        return Replayed(shape.recording, sources) if shape.recording.is_free else None
+
+    def _forget_recordings(self) -> None:
+        """Their pools go back: whatever runs next needs the memory."""
+        for shape in self.shapes.values():
+            shape.recording = None
 
     def plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The plain model's result for this call, loss included."""
@@ -161,6 +193,7 @@ class Stepper:
             def prepare(tighter_by: int) -> Ready:
                 return self.prepare(args, kwargs, accumulates=accumulates, tighter_by=tighter_by)
 
+            self._forget_recordings()
             ready = prepare(0)
             self.shapes[key] = _Shape(ready=ready, prepare=prepare, notes=[ready.note] if ready.note else [])
         return self.shapes[key], (*parameters, *buffers, *call.tensors)
@@ -232,7 +265,7 @@ class Stepper:
             shape.notes.append(f"no tighter plan: {error}")
             return
         shape.tighter_by = tighter_by
-        shape.steps = 0  # the next step is a trial again
+        shape.steps, shape.recording = 0, None  # the next step is a trial again
 
     def _after_oom(self, shape: _Shape, ready: Ready) -> Ready | None:
         """A tighter plan after an out-of-memory error, once per shape."""
@@ -311,12 +344,6 @@ class Trial:
             self.stepper.settle(self.shape, self.held_before + self.peak)
         self.stepper.finish_trial(self.shape, session, tangents, sink, self.plain)
         session.outputs, session.old_buffers, session.watch = [], {}, None
-
-
-def source_bytes(captured: Captured) -> int:
-    """What the caller holds throughout: parameters, buffers, inputs, optimizer state, gradients from before."""
-    graph = captured.graph
-    return sum(graph.storages[s].size_bytes for s in {graph.storage_of(t) for t in graph.sources})
 
 
 def _raise_if_wrong(verdict: Verdict) -> None:

@@ -28,8 +28,7 @@ from memfit.core.plan import Plan
 from memfit.core.simulate import simulate
 from memfit.execute.codegen import generate
 from memfit.execute.inductor import Inductor
-from memfit.execute.session import Ready, Session, run
-from memfit.execute.stepper import source_bytes
+from memfit.execute.session import Ready, Session, run, source_bytes
 from memfit.planning import plan as find_plan
 from memfit.planning.sequence import schedule_from_ops
 from memfit.profile.allocations import peaks_of
