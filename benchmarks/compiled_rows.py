@@ -23,7 +23,7 @@ from torch import nn
 
 from benchmarks.gpu_eager import gradients, timed, worst_difference
 from benchmarks.peers import Peer, checkpoint_blocks
-from benchmarks.replays import issued_ms, replayed
+from benchmarks.replays import issued_ms, recorded, replayed
 
 # memfit.fit to the first step, cold; in another process, with what that left on disk; likewise in a planned arena
 STARTS = ("start", "start again", "reserved")
@@ -203,23 +203,27 @@ def planned(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str
     queue = [("a third of eager", peak // 3, 0, 1) for peak in _peaks_of(args.output, peer.name, "eager")[-1:]]
     queue += [(f"{share:.0%}", int(full * share), 0, 1) for share in shares]
     queue += [(f"where {name} is", peak, 0, 1) for name, peak in _peer_peaks(args.output, peer.name, [full * share for share in shares])]
-    if args.offload:
-        queue = [entry for plain in queue for entry in (plain, (f"{plain[0]}, offload", *plain[1:]))]
+    others = ["offload"] * args.offload + ["replayed"] * args.replay
+    queue = [entry for plain in queue for entry in (plain, *((f"{plain[0]}, {other}", *plain[1:]) for other in others))]
     while queue:
         name, budget, tighter_by, tries = queue.pop(0)
         row = {"what": f"memfit {name}", "budget_bytes": budget, "tighter_by": tighter_by, "try": tries}
         begin = time.perf_counter()
-        limit = Budget(device_bytes=budget - allocator_slack(offers[0][0], budget) - tighter_by)
+        replays = name.endswith("replayed")
+        aside_bytes = sum(t.nbytes for t in call.tensors) if replays else 0  # as memfit.fit: a replay reads copies of its inputs
+        limit = Budget(device_bytes=budget - allocator_slack(offers[0][0], budget) - tighter_by - aside_bytes)
         settings = PlanSettings(time_limit_s=args.plan_seconds, compare_all=True, offload=name.endswith("offload"))
         try:
             with Progress("plan") as progress:
                 captured, costs, plan = best_plan([*offers, *sliced], limit, settings, progress)
         except MemfitError as error:
             yield row | {"plan_s": time.perf_counter() - begin, "status": type(error).__name__, "reason": str(error)}
+            retries: list[tuple[str, int, int, int]] = []
             if not sliced:  # as memfit.fit: only when nothing else has a plan
                 with gpu(), Progress("memfit") as progress:
                     sliced = [task.costed(c, progress) for c in task.last_offers(call)]
-                queue[:0] = [(name, budget, tighter_by, tries)] if sliced else []
+                retries = [(name, budget, tighter_by, tries)] if sliced else []
+            queue = [*retries, *(entry for entry in queue if retries or not entry[0].startswith(f"{name}, "))]
             continue
         sent = [s.storage for s in plan.schedule.steps if isinstance(s, Offload)]
         if settings.offload and not sent:
@@ -235,17 +239,21 @@ def planned(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str
             return loss.detach()
 
         with gpu():
-            result = quietly(step, model, device, held(model, inputs, targets))
+            bytes_known: dict[str, Any] = {}
+            if replays:
+                try:
+                    step, bytes_known = recorded(ready, sources, held(model, inputs, targets))
+                except RuntimeError as error:
+                    yield row | {"error": f"{type(error).__name__}: {error}"[:500]}
+                    continue
+            result = quietly(step, model, device, held(model, inputs, targets)) | bytes_known
             found = None if reference is None else gradients(step, model)
+            del step
         predicted = {"predicted_peak_bytes": plan.timeline.peak_bytes, "predicted_ms": plan.timeline.time_ns / 1e6}
         if reference is not None and found is not None:
             row |= {"worst_gradient_difference": worst_difference(reference, found)}
             row |= {"from_fp64": None if exact is None else distances(exact, found)}
         yield row | predicted | result
-        if args.replay and not settings.offload:
-            with gpu():
-                again = replayed(step, model, held(model, inputs, targets))
-            yield row | predicted | {"what": f"{row['what']}, replayed"} | again
         over = result.get("peak_bytes", 0) - budget
         if over > 0 and tries < _TRIES:  # the closed loop of memfit.fit: a miss re-plans tighter
             queue.insert(0, (name, budget, tighter_by + over, tries + 1))

@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="folder for graphs and measured costs, to plan elsewhere")
     parser.add_argument("--offload", action="store_true", help="every budget also with values that wait on the host")
     parser.add_argument("--replay", action="store_true", help="every compiled step also captured in a CUDA graph and replayed")
+    parser.add_argument("--warm", action="store_true", help='"memfit" finds the caches that "start" left')
     parser.add_argument("--here", action="store_true", help="measure in this process (used by the driver)")
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
@@ -104,6 +105,7 @@ def _start(args: argparse.Namespace, model: str, parts: str, lock: str, *, threa
     command += ["--keep", str(args.keep)] if args.keep else []
     command += ["--offload"] if args.offload else []
     command += ["--replay"] if args.replay else []
+    command += ["--warm"] if args.warm else []
     return subprocess.Popen(command, env={**os.environ, "MEMFIT_GPU_LOCK": lock, "TORCHINDUCTOR_COMPILE_THREADS": str(threads)})
 
 
@@ -123,7 +125,7 @@ def measure(args: argparse.Namespace) -> None:
         if (peer.name, part) in done:
             continue
         try:
-            with _caches(part, peer.name):
+            with _caches(part, peer.name, warm=args.warm):
                 for row in rows(peer, part, device, args):
                     _write(args.output, about | {"part": part} | row)
         except Exception as error:
@@ -132,18 +134,19 @@ def measure(args: argparse.Namespace) -> None:
 
 
 @contextlib.contextmanager
-def _caches(part: str, model: str) -> Iterator[None]:
-    """Fresh for what is timed cold; between the two starts they stay."""
+def _caches(part: str, model: str, *, warm: bool) -> Iterator[None]:
+    """Fresh for what is timed cold; between the two starts, and for what shall be warm, they stay."""
     from torch._inductor import utils
 
     from memfit.profile import cache
 
-    if part in COLD:
+    shared = part in STARTS or (warm and part == "memfit")
+    if part in COLD and not shared:
         fresh = getattr(utils, "fresh_cache", None) or utils.fresh_inductor_cache
         with fresh(), tempfile.TemporaryDirectory() as folder:
             cache.use_folder(Path(folder))
             yield
-    elif part in STARTS:
+    elif shared:
         kept = Path(tempfile.gettempdir()) / f"memfit-starts-{model}"
         if part == STARTS[0]:
             shutil.rmtree(kept, ignore_errors=True)

@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from memfit.execute.recorded import Recording, Replayed, cuda_graphs_for
+from memfit.execute.session import Ready, run
+
 _WARM, _REPEATS = 3, 10
 
 
@@ -26,6 +29,23 @@ def issued_ms(step: Callable[[], Any], model: nn.Module) -> float:
     torch.cuda.synchronize()
     model.zero_grad(set_to_none=True)
     return min(found)
+
+
+def recorded(ready: Ready, sources: tuple[torch.Tensor, ...], held_bytes: int) -> tuple[Callable[[], torch.Tensor], dict[str, Any]]:
+    """A planned step as `memfit.fit(..., replay=True)` runs it, and the bytes: at the peak of what was recorded, and of its pool."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    recording = Recording(ready, sources, cuda_graphs_for(ready))
+    peak, pool = torch.cuda.max_memory_allocated() - before, torch.cuda.memory_reserved() - reserved
+
+    def step() -> torch.Tensor:
+        loss: torch.Tensor = run(Replayed(recording, sources))
+        loss.backward()
+        return loss.detach()
+
+    return step, {"peak_bytes": held_bytes + peak, "pool_bytes": pool}
 
 
 def replayed(step: Callable[[], Any], model: nn.Module, held_bytes: int) -> dict[str, Any]:

@@ -192,6 +192,7 @@ def best_plan(
     offers: Iterable[tuple[Captured, Costs]], budget: Budget, settings: PlanSettings, progress: Progress
 ) -> tuple[Captured, Costs, Plan]:
     """A first look at the first two offers, else at all until one has a plan, or at all; then the time that is left for the fastest.
+    The only one has all the time.
 
     A plan that repeats nothing ends the search. Without any the weakest refusal: a proof must hold for all.
     """
@@ -208,8 +209,9 @@ def best_plan(
     def undecided() -> list[tuple[Captured, Costs, Outcome]]:
         return [entry for entry in tried if entry[2].status is not Status.INFEASIBLE]
 
-    for captured, costs in offers:
-        found = look(captured, costs, _FIRST_LOOK * settings.time_limit_s, settings.searching("a first look"))
+    for captured, costs, is_only in _one_or_more(offers, budget, settings):
+        stage = "all of it" if is_only else "a first look"
+        found = look(captured, costs, (1.0 if is_only else _FIRST_LOOK) * settings.time_limit_s, settings.searching(stage))
         enough = len(tried) >= _COMPARED and not settings.compare_all and fastest() is not None
         if enough or (found is not None and not has_repeats(found)):
             break
@@ -230,6 +232,18 @@ def best_plan(
     weakest = open_ones[-1][2] if open_ones else min((o for _, _, o in tried), key=lambda o: o.lower_bound_bytes)
     weakest.require_plan()
     raise AssertionError("an outcome without a plan raises")
+
+
+def _one_or_more(
+    offers: Iterable[tuple[Captured, Costs]], budget: Budget, settings: PlanSettings
+) -> Iterator[tuple[Captured, Costs, bool]]:
+    """Each offer, and whether it is the only one. A second is not made for a step that fits as it is: that may take a minute of compiling."""
+    rest = iter(offers)
+    captured, costs = next(rest)
+    fits = find_plan(captured.graph, costs, budget, planner="keep_all").plan is not None
+    known = [] if fits or not settings.compare_all else list(rest)
+    yield captured, costs, settings.compare_all and not fits and not known
+    yield from ((captured, costs, False) for captured, costs in chain(known, rest))
 
 
 def _plan_time(entry: tuple[Captured, Costs, Outcome]) -> int:
