@@ -11,28 +11,31 @@ from tests.strategies import PLAIN, Shape, random_costs, random_graph, random_tr
 from memfit.core.budget import Budget
 from memfit.core.costs import uniform_costs
 from memfit.core.graph import Graph, Op, Storage, Tensor
-from memfit.planning.anneal import anneal, explore_annealed
+from memfit.planning.anneal import anneal, explore_annealed, first_place, last_place
 from memfit.planning.base import Problem
 from memfit.planning.model import Ints, Model, build_model
+from memfit.planning.push import CROWD, gather, push, push_back
 from memfit.planning.replay import INVALID, measure, peak_and_time, usage_of
 from memfit.planning.rerun import MOST, WHERE_IT_FITS, remake, strike, unmake, unstrike
 from memfit.planning.search import Search
 from memfit.planning.timeline import (
     BAD,
+    CHANGE,
     COUNT,
     LENGTH,
+    ORDER,
     OVER,
     STATE,
     TIME,
     USAGE,
     Table,
     has_room,
-    move_to,
     put_in,
     sequence_of,
     take_out,
     timeline,
 )
+from memfit.planning.weigh import clear, do_move, weigh_move, weigh_strike
 
 SINGLE = Shape(max_ops=25, alternatives=False)
 GO = np.zeros(1, np.int64)
@@ -78,16 +81,91 @@ def test_changes_are_measured_as_the_judge_measures(toll: int) -> None:
         st, ev = timeline(a, agenda, limit, 3 * len(agenda) + 8, 6, toll)
         assert _agrees(model, st, limit, toll), seed
         for _ in range(60):
-            n, kind = int(st[STATE, LENGTH]), random.integers(3)
-            p = int(random.integers(n))
-            f = int(random.choice(agenda))
-            if kind == 0:
-                move_to(a, st, ev, p, int(random.integers(n)))
-            elif kind == 1 and has_room(a, st, f):
+            n, p, f = int(st[STATE, LENGTH]), int(random.integers(st[STATE, LENGTH])), int(random.choice(agenda))
+            if random.random() < 0.5 and has_room(a, st, f):
                 put_in(a, st, ev, p, f)
-            elif kind == 2 and n > 2:
+            elif n > 2:
                 take_out(a, st, ev, p)
             assert _agrees(model, st, limit, toll), seed
+
+
+def test_moves_are_weighed_as_they_turn_out() -> None:
+    moved = 0
+    for seed, model, agenda, limit in _models(90):
+        a, random = model.arrays, np.random.default_rng(seed)
+        st, ev = timeline(a, agenda, limit, 3 * len(agenda) + 8, 6, 7)
+        for _ in range(120):
+            p, f = int(random.integers(st[STATE, LENGTH])), int(random.choice(agenda))
+            if random.random() < 0.3 and has_room(a, st, f):  # so that some things are made several times
+                put_in(a, st, ev, p, f)
+                if st[STATE, BAD]:
+                    take_out(a, st, ev, p)
+            x = st[ORDER, p]
+            q = int(random.integers(first_place(a, st, ev, x), last_place(a, st, ev, x) + 1))
+            if q == p:
+                continue
+            before, usage, over = sequence_of(st), st[USAGE].copy(), weigh_move(a, st, ev, p, q)
+            if random.random() < 0.3:
+                clear(st)
+                assert np.array_equal(usage, st[USAGE]), seed
+            else:
+                do_move(a, st, ev, p, q, over)
+                moved += 1
+                assert list(sequence_of(st)) == list(np.insert(np.delete(before, p), q, before[p])), seed
+            assert _agrees(model, st, limit, 7), seed
+            assert not st[CHANGE].any(), seed
+    assert moved > 1000
+
+
+def test_what_stands_in_the_way_goes_along_and_comes_back() -> None:
+    pushed = 0
+    for seed, model, agenda, limit in _models(90):
+        a, random, log, group = model.arrays, np.random.default_rng(seed), np.empty(2 * CROWD, np.int64), np.empty(CROWD, np.int64)
+        st, ev = timeline(a, agenda, limit, 3 * len(agenda) + 8, 6, 7)
+        for _ in range(60):
+            n, f = int(st[STATE, LENGTH]), int(random.choice(agenda))
+            p, q = (int(place) for place in random.integers(n, size=2))
+            if random.random() < 0.2 and has_room(a, st, f):
+                put_in(a, st, ev, p, f)
+                if st[STATE, BAD]:
+                    take_out(a, st, ev, p)
+                continue
+            before, usage, x = sequence_of(st), st[USAGE, : n + 1].copy(), st[ORDER, p]
+            count = 0 if p == q else gather(a, st, ev, x, q, group)
+            push(a, st, ev, p, q, count, group, log)
+            assert _agrees(model, st, limit, 7), seed
+            assert st[STATE, BAD] == 0, seed
+            pushed += count > 1
+            if random.random() < 0.5:
+                push_back(a, st, ev, count, log)
+                assert np.array_equal(sequence_of(st), before), seed
+                assert np.array_equal(st[USAGE, : n + 1], usage), seed
+            elif count:
+                rest = [int(form) for form in before[np.delete(np.arange(n), p)]]
+                assert sorted(sequence_of(st)) == sorted([*rest, int(before[p])]), seed
+    assert pushed > 300
+
+
+def test_a_strike_is_weighed_as_it_turns_out_or_not_at_all() -> None:
+    exact = 0
+    for seed, model, agenda, limit in _models(90):
+        a, random, log = model.arrays, np.random.default_rng(seed), np.empty(2 * MOST, np.int64)
+        st, ev = timeline(a, agenda, limit, 4 * len(agenda) + 64, 12, 3)
+        for _ in range(60):
+            p, f = int(random.integers(st[STATE, LENGTH])), int(random.choice(agenda))
+            if random.random() < 0.4 and has_room(a, st, f):
+                put_in(a, st, ev, p, f)
+                if st[STATE, BAD]:
+                    take_out(a, st, ev, p)
+                continue
+            over, said = int(st[STATE, OVER]), weigh_strike(a, st, ev, p)
+            count = strike(a, st, ev, p, log)
+            if said > -(2**61):
+                exact += 1
+                assert (count, st[STATE, OVER] - over) == (1, said), seed
+            unstrike(a, st, ev, count, log)
+            assert not st[CHANGE].any(), seed
+    assert exact > 100
 
 
 def test_what_is_undone_leaves_no_trace() -> None:

@@ -2,7 +2,8 @@
 
     state      any sequence with repeats (`timeline.py`)
     energy     its time + price x bytes over the limit, summed over positions
-    moves      an execution runs elsewhere  |  a value is made again, with what that needs  |  a repeat is struck out (`rerun.py`)
+    moves      an execution runs elsewhere, alone (`weigh.py`) or with what stands in its way (`push.py`)
+               a value is made again, with what that needs  |  a repeat is struck out (`rerun.py`)
 
              hot, bytes cheap  ─────────────────────────────>  cold, bytes dear
     over     ▇▆▇▆▅▆▅▄▅▄▃▄▃▂▃▂▁▂▁▁▁▁▁▁▁                        0: it fits
@@ -26,6 +27,7 @@ from memfit.planning.kernel import kernel
 from memfit.planning.mend import excess
 from memfit.planning.model import Arrays, Floats, Ints
 from memfit.planning.polish import polish
+from memfit.planning.push import CROWD, gather, push, push_back
 from memfit.planning.replay import measure
 from memfit.planning.rerun import MOST, WHERE_IT_FITS, last_before, remake, strike, unmake, unstrike
 from memfit.planning.search import Search
@@ -44,13 +46,16 @@ from memfit.planning.timeline import (
     TIME,
     USAGE,
     Table,
-    move_to,
     sequence_of,
     timeline,
 )
+from memfit.planning.weigh import clear, do_move, freed, weigh_move, weigh_strike
 
-_MOVES, _REMAKES = 0.85, 0.95
-"""Shares of the kinds of change: up to here executions move, up to here values are made again, from there on repeats are struck out."""
+_PUSHES, _MOVES, _REMAKES = 0.1, 0.85, 0.95
+"""Shares of the kinds of change: up to here executions move with what stands in their way, up to here alone, up to here values are made again,
+from there on repeats are struck out."""
+_PUSH_REACH = 12.0
+"""How far, in positions, they are pushed on average."""
 _NEAR = 6.0
 """How far, in positions, from where it is too high a move begins."""
 _STOPPED = 1023
@@ -97,17 +102,32 @@ def find_height(st: Table) -> int:
 
 
 @kernel
+def some_place(st: Table) -> int:
+    """Any position, half of the time one near a height."""
+    n = int(st[STATE, LENGTH])
+    if st[STATE, OVER] > 0 and np.random.random() < 0.5:
+        return min(max(find_height(st) + int(_NEAR * np.random.standard_normal()), 0), n - 1)
+    return np.random.randint(0, n)
+
+
+@kernel
 def accepted(st: Table, over: int, time: int, price: float, slack: float) -> bool:
     return bool(st[STATE, BAD] == 0 and st[STATE, TIME] - time + price * (st[STATE, OVER] - over) <= slack)
 
 
 @kernel
+def move_if(a: Arrays, st: Table, ev: Ints, p: int, q: int, price: float, slack: float) -> None:
+    over = weigh_move(a, st, ev, p, q)
+    if price * over <= slack:
+        do_move(a, st, ev, p, q, over)
+    else:
+        clear(st)
+
+
+@kernel
 def try_move(a: Arrays, st: Table, ev: Ints, price: float, slack: float) -> None:
-    """An execution, half of the time one near a height, runs somewhere else where it may."""
-    n, over, time = st[STATE, LENGTH], st[STATE, OVER], st[STATE, TIME]
-    p = np.random.randint(0, n)
-    if over > 0 and np.random.random() < 0.5:
-        p = min(max(find_height(st) + int(_NEAR * np.random.standard_normal()), 0), n - 1)
+    """An execution runs somewhere else where it may."""
+    p = some_place(st)
     x = st[ORDER, p]
     if a.seeded[st[FORM, x]] or not a.replayable[st[FORM, x]]:
         return
@@ -120,9 +140,25 @@ def try_move(a: Arrays, st: Table, ev: Ints, price: float, slack: float) -> None
     q = np.random.randint(low, high + 1)
     if q == p:
         return
-    move_to(a, st, ev, p, q)
-    if not accepted(st, over, time, price, slack):
-        move_to(a, st, ev, q, p)
+    move_if(a, st, ev, p, q, price, slack)
+
+
+@kernel
+def try_push(a: Arrays, st: Table, ev: Ints, price: float, slack: float, log: Ints) -> None:
+    """An execution runs somewhere else, and what stands in its way goes with it."""
+    n, over, time, p = st[STATE, LENGTH], st[STATE, OVER], st[STATE, TIME], some_place(st)
+    reach = 1 + int(np.random.exponential(_PUSH_REACH))
+    q = max(p - reach, 0) if np.random.random() < 0.5 else min(p + reach, n - 1)
+    if q == p:
+        return
+    group = log[2 * CROWD :]
+    count = gather(a, st, ev, st[ORDER, p], q, group)
+    if count == 1:
+        move_if(a, st, ev, p, q, price, slack)
+    elif count > 1:
+        push(a, st, ev, p, q, count, group, log)
+        if not accepted(st, over, time, price, slack):
+            push_back(a, st, ev, count, log)
 
 
 @kernel
@@ -148,7 +184,7 @@ def try_remake(a: Arrays, st: Table, ev: Ints, price: float, slack: float, log: 
     q = p if np.random.random() < 0.6 else np.random.randint(back + 1, p + 1)
     way = np.random.random()
     chance = WHERE_IT_FITS if way < 0.3 else 1.0 if way < 0.5 else np.random.random()
-    count = remake(a, st, ev, s, q, chance, slack + price * over, log)
+    count = remake(a, st, ev, s, q, chance, slack + price * freed(st, back + 1, q - 1, a.size[s]), log)
     if count and not accepted(st, over, time, price, slack):
         unmake(a, st, ev, q, count)
 
@@ -166,6 +202,8 @@ def try_strike(a: Arrays, st: Table, ev: Ints, price: float, slack: float, log: 
             for i in range(st[BASE, s], st[BASE, s] + st[COUNT, s]):
                 made += ev[i] & 1
         if made > 1 and a.replayable[f] and not a.seeded[f]:
+            if price * weigh_strike(a, st, ev, p) - a.time[f] > slack:
+                return
             count = strike(a, st, ev, p, log)
             if not accepted(st, over, time, price, slack):
                 unstrike(a, st, ev, count, log)
@@ -193,7 +231,9 @@ def anneal(a: Arrays, start: Ints, limit: int, toll: int, moves: int, heat: Floa
             break
         slack = -warmth * np.log(1.0 - np.random.random())
         kind = np.random.random()
-        if kind < _MOVES:
+        if kind < _PUSHES:
+            try_push(a, st, ev, price, slack, log)
+        elif kind < _MOVES:
             try_move(a, st, ev, price, slack)
         elif kind < _REMAKES:
             try_remake(a, st, ev, price, slack, log)

@@ -23,8 +23,8 @@ BASE, ROOM, COUNT, TOUCHED = 4, 5, 6, 7
 """By storage: where its events begin, how many there is room for, how many there are; whether it is being changed."""
 SPARE = 8
 """Numbers of executions that are not in use."""
-STATE = 9
-LENGTH, OVER, TIME, BAD, LIMIT, SPARES, TOLL, TARGET = 0, 1, 2, 3, 4, 5, 6, 7
+STATE, CHANGE = 9, 10
+LENGTH, OVER, TIME, BAD, LIMIT, SPARES, TOLL, TARGET, LOW, HIGH, WILL_HOLD = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 """Columns of row STATE: the number of positions; bytes over the limit, summed over positions; the time; storages that are read too early;
 the limit; spare numbers; what a position over the limit counts extra; for searches, a position over the limit."""
 
@@ -35,7 +35,7 @@ Table = Ints
 def timeline(a: Arrays, seq: Ints, limit: int, longest: int, repeats: int, toll: int) -> tuple[Table, Ints]:
     """The table and the events of a sequence that may grow to `longest` positions, `repeats` times as many events per storage."""
     num = len(a.size)
-    st = np.zeros((10, max(longest + 1, num, 8)), np.int64)
+    st = np.zeros((11, max(longest + 2, num, 12)), np.int64)
     for f in range(len(a.time)):
         for k in range(a.in_ptr[f], a.in_ptr[f + 1]):
             st[ROOM, a.in_idx[k]] += repeats
@@ -53,6 +53,7 @@ def timeline(a: Arrays, seq: Ints, limit: int, longest: int, repeats: int, toll:
         total += st[ROOM, s]
     ev = np.empty(total, np.int64)
     st[STATE, LENGTH], st[STATE, LIMIT], st[STATE, TOLL] = len(seq), limit, toll
+    st[STATE, LOW], st[STATE, HIGH] = 2**62, -1
     for p in range(len(seq)):
         f = seq[p]
         st[FORM, p], st[POS, p], st[ORDER, p] = f, p, p
@@ -237,46 +238,6 @@ def put_in(a: Arrays, st: Table, ev: Ints, p: int, f: int) -> None:
     st[STATE, TIME] += a.time[f]
     list_events(a, st, ev, x, f)
     spread_all(a, st, ev, f, 1)
-
-
-@kernel
-def stays(st: Table, ev: Ints, s: int, x: int, p: int, q: int) -> bool:
-    """Whether storage s lives as it did when its reader x moves from p to q: others need it before and after both."""
-    i, last = st[BASE, s], st[BASE, s] + st[COUNT, s] - 1
-    while ev[i] >> 1 != x:
-        i += 1
-    if i == st[BASE, s] or i == last or ev[i + 1] & 1:
-        return False
-    return bool(st[POS, ev[i - 1] >> 1] < min(p, q) and st[POS, ev[i + 1] >> 1] > max(p, q))
-
-
-@kernel
-def move_to(a: Arrays, st: Table, ev: Ints, p: int, q: int) -> None:
-    """The execution at p runs at q, those between move up or down by one."""
-    x = st[ORDER, p]
-    f = st[FORM, x]
-    for k in range(a.in_ptr[f], a.in_ptr[f + 1]):
-        if not stays(st, ev, a.in_idx[k], x, p, q):
-            st[TOUCHED, a.in_idx[k]] = True
-            spread(a, st, ev, a.in_idx[k], -1)
-    for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
-        st[TOUCHED, a.out_idx[k]] = True
-        spread(a, st, ev, a.out_idx[k], -1)
-    st[STATE, OVER] -= excess_at(st, p)
-    held = crossing(a, st, q + 1 if q > p else q)
-    if q > p:
-        close_up(st, p, q)
-    else:
-        open_up(st, q, p)
-    st[ORDER, q], st[POS, x], st[USAGE, q] = x, q, held + a.workspace[f]
-    st[STATE, OVER] += excess_at(st, q)
-    for k in range(a.in_ptr[f], a.in_ptr[f + 1]):
-        if st[TOUCHED, a.in_idx[k]]:
-            st[TOUCHED, a.in_idx[k]] = False
-            spread(a, st, ev, a.in_idx[k], 1)
-    for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
-        st[TOUCHED, a.out_idx[k]] = False
-        spread(a, st, ev, a.out_idx[k], 1)
 
 
 @kernel
