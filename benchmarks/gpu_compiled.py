@@ -27,8 +27,9 @@ import torch
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "src")]
 
-from benchmarks.compiled_rows import STARTS, records, rows
+from benchmarks.compiled_rows import STARTS, rows
 from benchmarks.gpu_eager import commit, device_name
+from benchmarks.measuring import records
 from benchmarks.peers import PEERS
 
 CORE = "compile|compile + checkpoint,eager,eager + checkpoint|memfit"

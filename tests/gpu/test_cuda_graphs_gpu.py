@@ -69,7 +69,7 @@ def test_training_with_replay_is_the_plain_training(example: Callable[[], tuple[
     for ours, theirs in losses:
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
     notes = fitted.report().notes
-    assert "replayed from CUDA graphs" in notes, notes
+    assert any(n.startswith("replayed from CUDA graphs") for n in notes), notes
     for ours, theirs in zip(model.buffers(), plain.buffers(), strict=True):
         torch.testing.assert_close(ours, theirs)
 
@@ -88,7 +88,7 @@ def test_replay_draws_new_random_numbers_and_takes_no_more_than_the_budget() -> 
         loss.backward()
         losses.append(loss.detach())
     assert len({float(loss) for loss in losses}) == 8
-    assert "replayed from CUDA graphs" in fitted.report().notes
+    assert any(n.startswith("replayed from CUDA graphs") for n in fitted.report().notes), fitted.report()
     torch.cuda.empty_cache()
     print("GiB: budget", 0.8 * peak / 2**30, "reserved", torch.cuda.memory_reserved() / 2**30, "before", before / 2**30)
     assert torch.cuda.memory_reserved() <= 0.8 * peak * 1.15 + 64 * 2**20 + before

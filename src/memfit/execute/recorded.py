@@ -19,6 +19,7 @@ import torch
 
 from memfit.core.errors import Unsupported
 from memfit.core.schedule import Offload
+from memfit.core.units import format_bytes
 from memfit.execute.rng import Replay
 from memfit.execute.session import TWICE, GradientSink, Ready, as_gradient, source_bytes, with_layout
 
@@ -97,6 +98,11 @@ class Recording:
         assert self.ready.program.backward is not None
         self.ready.program.backward(self._saved, list(self.tangents), put, self._rng, None)
         return found
+
+    def __str__(self) -> str:
+        device = self.captured.device
+        reserved = f", {format_bytes(torch.cuda.memory_reserved(device))} reserved" if device.type == "cuda" else ""
+        return f"replayed from CUDA graphs{reserved}"
 
     def serves(self, sources: Sequence[torch.Tensor]) -> bool:
         """Whether parameters and buffers lie where they did when it was recorded."""

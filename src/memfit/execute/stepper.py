@@ -155,7 +155,7 @@ class Stepper:
                 shape.recordings_left = 0
                 shape.notes.append(f"not replayed: {error}")
                 return None
-            shape.notes.append("replayed from CUDA graphs")
+            shape.notes.append(str(shape.recording))
         return Replayed(shape.recording, sources) if shape.recording.is_free else None
 
     def _forget_recordings(self) -> None:
