@@ -53,5 +53,5 @@ def rows(peer: Peer, part: str, device: str, args: argparse.Namespace) -> Rows:
             exact = exact_gradients(peer, model, inputs, targets, device)
             result |= {"from_fp64": None if exact is None else distances(exact, gradients(step, model))}
         yield {"what": part, "cold_s": first_s, **result}
-        if args.replay and not part.startswith("eager"):
+        if args.replay and part.startswith("compile"):
             yield {"what": f"{part}, replayed", **replayed(step, model, held(model, inputs, targets))}

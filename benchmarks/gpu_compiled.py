@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=3, help="more disturb each other's steps: a job is a process and its compilers")
     parser.add_argument("--keep", type=Path, help="folder for graphs and measured costs, to plan elsewhere")
     parser.add_argument("--offload", action="store_true", help="every budget also with values that wait on the host")
-    parser.add_argument("--replay", action="store_true", help="every compiled step also captured in a CUDA graph and replayed")
+    parser.add_argument("--replay", action="store_true", help="torch.compile and every budget of memfit also replayed from a CUDA graph")
     parser.add_argument("--warm", action="store_true", help='"memfit" finds the caches that "start" left')
     parser.add_argument("--here", action="store_true", help="measure in this process (used by the driver)")
     args = parser.parse_args()
