@@ -13,11 +13,11 @@ import torch
 from benchmarks.gpu_eager import gradients
 from benchmarks.measuring import Rows, distances, exact_gradients, gpu, held, loss_of, quietly, step_of, synchronize
 from benchmarks.peers import Peer, checkpoint_blocks
-from benchmarks.planned_rows import in_arena, planned, started, with_optimizer
+from benchmarks.planned_rows import planned, reserved, started, with_optimizer
 from benchmarks.replays import replayed
 
-# memfit.fit to the first step, cold; in another process, with what that left on disk; likewise in a planned arena
-STARTS = ("start", "start again", "reserved")
+# memfit.fit to the first step, cold; in another process, with what that left on disk; likewise reserved bytes, in a planned arena or not
+STARTS = ("start", "start again", "reserved", "reserved caching")
 
 
 def rows(peer: Peer, part: str, device: str, args: argparse.Namespace) -> Rows:
@@ -28,8 +28,8 @@ def rows(peer: Peer, part: str, device: str, args: argparse.Namespace) -> Rows:
     if part == "memfit":
         yield from planned(peer, model, inputs, targets, device, args)
         return
-    if part == "reserved":
-        yield in_arena(peer, model, inputs, targets, device, args)
+    if part.startswith("reserved"):
+        yield reserved(peer, model, inputs, targets, device, args)
         return
     if part in STARTS:
         yield started(peer, model, inputs, targets, device, args)

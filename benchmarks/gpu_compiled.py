@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument(
         "--parts",
         default=CORE,
-        help='also "budget 0.5" (activation_memory_budget), "adamw", "start", "start again", "reserved"; '
+        help='also "budget 0.5" (activation_memory_budget), "adamw", "start", "start again", "reserved", "reserved caching"; '
         '"|" separates processes, "MODEL,MODEL: PARTS" is for these alone',
     )
     parser.add_argument("--alone", default="", help="models measured first, one at a time")

@@ -195,11 +195,11 @@ def fit(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str, **
         return memfit.fit(model, inputs, loss_fn=peer.loss, example_targets=targets, engine="inductor", check=False, **options)
 
 
-def in_arena(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Reserved bytes of every step under a planned arena; steps 4 and 8 may re-plan because of them."""
+def reserved(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Reserved bytes of every step; in a planned arena steps 4 and 8 may re-plan because of them."""
     budget = int(0.5 * compiled_peak(args.output, peer.name))
     fitted = fit(peer, model, inputs, targets, device, budget=budget, time_limit_s=args.plan_seconds)
-    step, reserved, allocated, times = step_of(peer, device, lambda: fitted(*inputs, *targets)), [], [], []
+    step, held_back, allocated, times = step_of(peer, device, lambda: fitted(*inputs, *targets)), [], [], []
     for _ in range(14):
         model.zero_grad(set_to_none=True)
         if device == "cuda":
@@ -208,12 +208,13 @@ def in_arena(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: st
         step()
         synchronize(device)
         times.append((time.perf_counter() - begin) * 1e3)
-        reserved.append(torch.cuda.max_memory_reserved() if device == "cuda" else 0)
+        held_back.append(torch.cuda.max_memory_reserved() if device == "cuda" else 0)
         allocated.append(torch.cuda.max_memory_allocated() if device == "cuda" else 0)
     report = fitted.report()
     about = {"notes": report.notes, "arena_bytes": report.arena_bytes, "predicted_peak_bytes": report.predicted_peak_bytes}
-    series = {"reserved_bytes": reserved, "allocated_bytes": allocated, "step_ms": times}
-    return {"what": "memfit 50%, planned arena", "budget_bytes": budget, "ms": sorted(times[-4:])[1], **series, **about}
+    series = {"reserved_bytes": held_back, "allocated_bytes": allocated, "step_ms": times}
+    what = "memfit 50%, planned arena" if report.arena_bytes else "memfit 50%, caching allocator"
+    return {"what": what, "budget_bytes": budget, "ms": sorted(times[-4:])[1], **series, **about}
 
 
 def with_optimizer(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str, plan_seconds: float) -> Rows:

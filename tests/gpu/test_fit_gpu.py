@@ -86,3 +86,20 @@ def test_out_of_memory_is_planned_again() -> None:
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-2, atol=1e-3)
     for a, b in zip(model.buffers(), twin.buffers(), strict=True):
         torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("name", ["gpt", "resnet"])
+def test_reserved_is_near_allocated(name: str) -> None:
+    """The step's allocations come out of one block."""
+    model, x, y = example(name)
+    whole = memfit.estimate(model, (x,), loss_fn=nn.functional.cross_entropy, example_targets=(y,)).peak_bytes
+    fitted = memfit.fit(model, (x,), budget=int(0.6 * whole), loss_fn=nn.functional.cross_entropy, example_targets=(y,), check=False)
+    for _ in range(4):
+        fitted.zero_grad()
+        fitted(x, y).backward()
+    fitted.zero_grad()
+    torch.cuda.reset_peak_memory_stats()
+    fitted(x, y).backward()
+    allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    print(name, "MiB allocated", allocated // 2**20, "reserved", reserved // 2**20)
+    assert reserved <= 1.3 * allocated + 64 * 2**20

@@ -21,7 +21,7 @@ from memfit.core.errors import Unsupported
 from memfit.core.schedule import Offload
 from memfit.core.units import format_bytes
 from memfit.execute.rng import Replay
-from memfit.execute.session import TWICE, GradientSink, Ready, as_gradient, source_bytes, with_layout
+from memfit.execute.session import TWICE, GradientSink, Ready, as_gradient, with_layout
 
 _T = TypeVar("_T")
 _SMALL_BYTES = 2**20
@@ -56,7 +56,7 @@ class CudaGraphs:
 
 def cuda_graphs_for(ready: Ready) -> CudaGraphs:
     """With room for all that the plan holds besides what the caller does."""
-    return CudaGraphs(ready.captured.device, ready.plan.timeline.peak_bytes - source_bytes(ready.captured))
+    return CudaGraphs(ready.captured.device, ready.room_bytes)
 
 
 class Recording:

@@ -7,7 +7,7 @@ a list that the generated code empties as it goes; autograd's own saving would p
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -41,6 +41,19 @@ class Ready:
     margin_bytes: int = 0  # of the budget, left for the allocator's slack
     note: str = ""  # for the report: what is other than asked
     arena: StepArena | None = None  # where the step's allocations lie, after `use_planned_arena`
+
+    @property
+    def room_bytes(self) -> int:
+        """What the step holds at its peak besides what the caller does."""
+        return self.plan.timeline.peak_bytes - source_bytes(self.captured)
+
+    def make_room(self) -> None:
+        """One block of CUDA memory for the whole step, free again at once: torch's allocator splits it as the step's allocations come, where it would
+        otherwise keep blocks of every size once asked for."""
+        if self.captured.device.type == "cuda" and self.arena is None:
+            torch.cuda.empty_cache()
+            with suppress(torch.OutOfMemoryError):
+                torch.empty(self.room_bytes, dtype=torch.uint8, device=self.captured.device)
 
 
 def source_bytes(captured: Captured) -> int:

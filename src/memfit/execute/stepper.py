@@ -137,6 +137,7 @@ class Stepper:
     def _called(self, shape: _Shape, sources: tuple[torch.Tensor, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
         session = Session(shape.ready, sources, trial=shape.steps == 0, replan=lambda ready: self._after_oom(shape, ready))
         if session.trial:
+            shape.ready.make_room()
             session.watch = Trial(self, shape, lambda: self.plain(args, kwargs))
         return session
 
