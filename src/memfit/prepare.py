@@ -38,7 +38,7 @@ from memfit.planning.portfolio import Portfolio
 from memfit.planning.remembered import Remembered
 from memfit.profile.cache import default_folder
 from memfit.report.progress import Progress
-from memfit.task import Task, compile_regions
+from memfit.task import Task, compile_regions, ending_writers
 
 if TYPE_CHECKING:
     from memfit.planning import Planner
@@ -72,6 +72,7 @@ def make_ready(
         return replace(ready, note=f"runs on the eager engine: {error}")
 
 
+@ending_writers()
 def _make_ready(
     task: Task,
     call: Call,
@@ -112,6 +113,7 @@ def _make_ready(
                 last = [task.costed(c, progress) for c in task.last_offers(call, accumulates=accumulates)]
                 captured, costs, chosen = _last_chance(last, budget, settings, progress, refusal)
         compile_regions((captured.call(s.op, s.variant).target for s in chosen.schedule.computes), progress)
+        task.leave_mark(call)
         return Ready(
             captured=captured,
             costs=costs,

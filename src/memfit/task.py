@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from memfit import __version__
 from memfit.capture.captured import Captured
 from memfit.capture.compiler import Compiler
 from memfit.capture.dominated import without_dominated
@@ -22,7 +25,8 @@ from memfit.capture.step import Traced, traced
 from memfit.capture.variants import add_variants, with_library_forms, with_sliced_convolutions
 from memfit.core.costs import Costs
 from memfit.execute.inductor import Inductor
-from memfit.execute.writers import as_written
+from memfit.execute.starts import leave_mark, mark_of
+from memfit.execute.writers import as_written, end_writers, wake_writers
 from memfit.profile.measured import measured
 from memfit.profile.roofline import roofline
 from memfit.report.progress import Progress
@@ -50,6 +54,7 @@ class Task:
     def offers(self, call: Call, *, accumulates: bool = False) -> Iterator[Captured]:
         """The forms of the step among which `prepare.best_plan` chooses."""
         if self.compiles:
+            self._wake_writers(call)
             step = self._traced(call, Inductor())
             fine = self._captured(step, accumulates, Inductor())
             if self.engine == "inductor" or len(fine.graph.ops) >= _WORTH_COMPILING:
@@ -88,6 +93,20 @@ class Task:
             if sliced is not None:
                 yield with_regions(sliced, Inductor())
 
+    def _wake_writers(self, call: Call) -> None:
+        """They take seconds to be of use, and tracing takes as long."""
+        device = next((p.device for p in self.model.parameters()), None)
+        if device is not None and not self._mark(call).exists():
+            wake_writers(device)
+
+    def leave_mark(self, call: Call) -> None:
+        """Once the step is ready: its code is on disk from now on."""
+        if self.compiles:
+            leave_mark(self._mark(call))
+
+    def _mark(self, call: Call) -> Path:
+        return mark_of(self.model, call.tensors, (__version__, self.allow, type(self.optimizer), getattr(self.loss_fn, "__name__", "")))
+
     def _traced(self, call: Call, compiler: Compiler | None) -> Traced:
         return traced(
             self.model, call, loss_fn=self.loss_fn, num_targets=self.num_targets, gpu_attention=self.is_elsewhere, compiler=compiler
@@ -125,7 +144,16 @@ def compile_regions(targets: Iterable[Any], progress: Progress) -> None:
     """Compile those that are regions and are not compiled yet, all together."""
     regions = list({t.digest: t for t in targets if isinstance(t, Region) and not t.is_compiled}.values())
     if regions:
-        with Inductor().together():
-            for position, region in enumerate(as_written(regions)):
+        with Inductor().together() as settle:
+            for position, region in enumerate(as_written(regions, settle)):
                 progress.update("compiling regions", position, len(regions))
                 region.compile()
+
+
+@contextmanager
+def ending_writers() -> Iterator[None]:
+    """Around making a step ready: processes that helped are not needed after, however it ends."""
+    try:
+        yield
+    finally:
+        end_writers()

@@ -27,8 +27,10 @@ class Compiler(Protocol):
         """Whether the compiler makes its own kernels for an op, so that neighbours share them."""
         ...
 
-    def together(self) -> AbstractContextManager[None]:
-        """Around many calls of `compile`, whose results run only after: for doing the slow part of all of them at once."""
+    def together(self) -> AbstractContextManager[Callable[[], None]]:
+        """Around many calls of `compile`, whose results run only after: for doing the slow part of all of them at once.
+
+        Gives a function to call while waiting for something else."""
         ...
 
     def compile(self, module: torch.fx.GraphModule, samples: Sequence[torch.Tensor]) -> Run:

@@ -6,9 +6,11 @@ import atexit
 import copyreg
 import functools
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +26,8 @@ Compiled = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 
 # Traced whole, so that the loss can be found and done in chunks; a region with one takes it apart itself.
 _LOSS = (aten._log_softmax.default, aten._log_softmax_backward_data.default, aten.nll_loss_forward.default, aten.nll_loss_backward.default)
+# Their rules are for other inputs (complex numbers, a type left out, empty parts) than tracing with the same rules leaves in a graph.
+_ASKED_BEFORE = (aten.add.Tensor, aten.cat.default, aten.full.default)
 # Inductor lowers these, but to a library's kernel that shares nothing with its neighbours.
 _LIBRARY = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolution, aten.convolution_backward, aten._convolution}
 
@@ -36,7 +40,7 @@ class Inductor:
 
     def decompositions(self) -> Mapping[Any, Callable[..., Any]]:
         _wake_workers()
-        return {target: rule for target, rule in _table().items() if target not in _LOSS}
+        return {target: rule for target, rule in decomposition_table().items() if target not in _LOSS}
 
     def improve(self, module: torch.fx.GraphModule) -> torch.fx.GraphModule:
         """Padding of matrix products, attention patterns, seeds of random numbers drawn together; biases beside their convolutions."""
@@ -62,7 +66,7 @@ class Inductor:
 
     def compile(self, module: torch.fx.GraphModule, samples: Sequence[torch.Tensor]) -> Compiled:
         """Inductor's code, or the ops one by one where it has none."""
-        if any(n.target in _table() for n in module.graph.nodes):
+        if any(n.target in decomposition_table() and n.target not in _ASKED_BEFORE for n in module.graph.nodes):
             module = _decomposed(module, samples)
         cast = _lone_cast(module)
         if cast is not None:
@@ -77,18 +81,46 @@ class Inductor:
             return _one_by_one(module)
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """Kernels of all pieces compiled inside this block are built side by side: code for the next is written meanwhile."""
+    def together(self) -> Iterator[Callable[[], None]]:
+        """Kernels of all pieces compiled inside this block are built side by side: code for the next is written meanwhile.
+
+        Gives a function for whoever has nothing else to do: it takes in what has been built.
+        """
         from torch._inductor.async_compile import AsyncCompile
 
-        wait, waiting = AsyncCompile.wait, []
+        wait, is_ready = AsyncCompile.wait, AsyncCompile.__dict__["use_process_pool"]
+        waiting = list[tuple[AsyncCompile, dict[str, Any]]]()
+
+        def settle() -> None:
+            built = [entry for entry in waiting if _is_built(entry[1])]
+            for entry in built:
+                waiting.remove(entry)
+                wait(*entry)
+
         AsyncCompile.wait = lambda builder, scope: waiting.append((builder, scope))  # type: ignore[assignment,method-assign]
+        AsyncCompile.use_process_pool = classmethod(_queues)  # type: ignore[assignment,method-assign]
         try:
-            yield
+            yield settle
         finally:
-            AsyncCompile.wait = wait  # type: ignore[method-assign]
+            AsyncCompile.wait, AsyncCompile.use_process_pool = wait, is_ready  # type: ignore[method-assign]
             for builder, scope in waiting:
                 wait(builder, scope)
+
+
+def _is_built(scope: Mapping[str, Any]) -> bool:
+    """Whether the kernels that a module of generated code waits for have come out of the pool."""
+    from torch._inductor.codecache import CodeCacheFuture
+
+    kernels = [v for v in scope.values() if isinstance(v, CodeCacheFuture)]
+    return all((job := getattr(k, "future", None)) is not None and job.done() for k in kernels)
+
+
+def _queues(builder: type) -> bool:
+    """In place of whether the processes that build kernels are awake: until then Inductor would build here, one after another."""
+    from torch._inductor import config
+    from torch._inductor.async_compile import get_compile_threads
+
+    return get_compile_threads() > 1 and not getattr(config.triton, "proton_profiling", False)
 
 
 @functools.cache
@@ -98,11 +130,24 @@ def _wake_workers() -> None:
 
     AsyncCompile.warm_pool()
     AsyncCompile.use_process_pool()
+    if AsyncCompile._ready_future is not None:
+        _widen(AsyncCompile.process_pool())
+
+
+def _widen(pool: Any) -> bool:
+    """Let a pool take jobs before its process is awake to read them: a pipe of the usual size holds a few kernels, and then we wait."""
+    try:
+        import fcntl
+
+        return fcntl.fcntl(pool.write_pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES) >= _PIPE_BYTES
+    except (ImportError, AttributeError, OSError):  # not Linux, another kind of pool, not allowed
+        return False
 
 
 # -- processes that write code ---------------------------------------------------------------------------------------
 
-_MOST_WRITERS = 8
+_MOST_WRITERS = 12
+_PIPE_BYTES = 2**20
 _PRECISIONS = (
     (torch.backends.cuda.matmul, "allow_tf32"),
     (torch.backends.cudnn, "allow_tf32"),
@@ -112,21 +157,47 @@ _PRECISIONS = (
 
 
 def num_writers() -> int:
-    """How many would pay: cores besides this process's own, if Inductor keeps anything on disk."""
+    """How many would pay: three of four cores (kernels are built beside), if Inductor keeps anything on disk."""
     from torch._inductor import config
     from torch._inductor.async_compile import get_compile_threads
 
-    return min(get_compile_threads() - 1, _MOST_WRITERS) if config.fx_graph_cache and not config.force_disable_caches else 0
+    return min(get_compile_threads() * 3 // 4, _MOST_WRITERS) if config.fx_graph_cache and not config.force_disable_caches else 0
 
 
 @functools.cache
 def writer_pool() -> Any:
-    """Processes that import torch anew: a fork of one that has seen the GPU could not use it. They end after a minute without work."""
+    """Processes that can use the GPU, which a fork of this one could not (`execute/writing.py`). `end_writer_pool` when they are done."""
+    import torch._inductor.compile_worker.__main__ as server
     from torch._inductor.compile_worker.subproc_pool import SubprocKind, SubprocPool
 
-    pool = SubprocPool(num_writers(), kind=SubprocKind.SPAWN, quiesce=True)
-    atexit.register(pool.shutdown)
+    from memfit.execute.writing import Preparing, is_fork_server, without_the_driver
+
+    kind = SubprocKind.FORK if is_fork_server(server) else SubprocKind.SPAWN
+    with without_the_driver():
+        pool = SubprocPool(num_writers(), pickler=Preparing(), kind=kind, quiesce=True)
+    _widen(pool)
+    atexit.register(end_writer_pool)
     return pool
+
+
+def end_writer_pool() -> None:
+    """If there is one: now, whatever it is doing."""
+    if writer_pool.cache_info().currsize:
+        pool = writer_pool()
+        writer_pool.cache_clear()
+        _end(pool)
+
+
+def _end(pool: Any) -> None:
+    with pool.write_lock:
+        pool.running = False  # nobody need be told that it ended
+    if pool.timer is not None:
+        pool.timer.quit()
+    try:
+        os.killpg(pool.process.pid, signal.SIGKILL)  # writers are in its group
+    except OSError:  # as long as it has none of its own it has no writers
+        pool.process.kill()
+    pool.process.wait()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,10 +214,9 @@ class Settings:
     @classmethod
     def here(cls) -> Settings:
         from torch._inductor import config
-        from torch._inductor.runtime.cache_dir_utils import cache_dir
 
         return cls(
-            cache_folder=cache_dir(),
+            cache_folder=str(code_folder()),
             inductor=config.save_config(),
             precisions=tuple(getattr(where, name) for where, name in _PRECISIONS),
             deterministic=torch.are_deterministic_algorithms_enabled(),
@@ -168,6 +238,13 @@ class Settings:
         torch.set_num_threads(self.num_threads)
 
 
+def code_folder() -> Path:
+    """Where Inductor keeps code."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return Path(cache_dir())
+
+
 def leave_kernels_out() -> None:
     """In a writer's process: kernels for the GPU are built where they run, so a writer takes nothing of its memory."""
     from torch._inductor.async_compile import AsyncCompile
@@ -183,7 +260,7 @@ def _lowering() -> Any:
 
 
 @functools.cache
-def _table() -> Mapping[Any, Callable[..., Any]]:
+def decomposition_table() -> Mapping[Any, Callable[..., Any]]:
     _lowering()  # decompositions look into it
     from torch._inductor.decomposition import select_decomp_table
 
@@ -230,7 +307,7 @@ def _seeds_apart(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 def _decomposed(module: torch.fx.GraphModule, samples: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
     with _fake_mode(samples):
-        traced: torch.fx.GraphModule = make_fx(module, decomposition_table=dict(_table()), tracing_mode="real")(*samples)
+        traced: torch.fx.GraphModule = make_fx(module, decomposition_table=dict(decomposition_table()), tracing_mode="real")(*samples)
     return traced
 
 
@@ -239,6 +316,8 @@ def _compile(module: torch.fx.GraphModule, samples: Sequence[torch.Tensor]) -> C
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.utils import BoxedBool
 
+    for node in module.graph.nodes:
+        node.meta = {}  # Inductor finds out itself; in a key on disk it would be read, and a writer has none
     (output,) = module.graph.find_nodes(op="output")
     output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
     mode = FakeTensorMode(shape_env=ShapeEnv())
@@ -250,6 +329,7 @@ def _compile(module: torch.fx.GraphModule, samples: Sequence[torch.Tensor]) -> C
         tracing(TracingContext(mode)),
         config.patch({"triton.cudagraphs": False}),
         _same_keys_everywhere(),
+        _keys_without_reasons(),
         _pools_inline(),
     ):
         code: Any = compile_fx_inner(module, given, cudagraphs=BoxedBool(False))
@@ -293,6 +373,21 @@ def _same_keys_everywhere() -> Iterator[None]:
         yield
     finally:
         copyreg.dispatch_table.pop(torch.memory_format, None)
+
+
+@contextmanager
+def _keys_without_reasons() -> Iterator[None]:
+    """Beside a key Inductor makes a line of text for each of the 600 settings in it, for its log: half of the time of finding code on disk."""
+    from torch._inductor.codecache import FxGraphCachePickler
+
+    lines = FxGraphCachePickler.__dict__.get("debug_lines")
+    if lines is not None:
+        FxGraphCachePickler.debug_lines = lambda _, __: []  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        if lines is not None:
+            FxGraphCachePickler.debug_lines = lines  # type: ignore[method-assign]
 
 
 def _format_named(name: str) -> torch.memory_format:

@@ -4,8 +4,8 @@
     writer 1                         code for 3, 5, ...
     writer 2                         code for 1, 2, ...
 
-What a writer leaves behind is an entry of Inductor's own cache on disk: here the region compiles in the usual way and finds it.
-A writer that fails costs time and nothing else.
+What a writer leaves behind is an entry of Inductor's own cache on disk: here the region compiles in the usual way, finds it, and
+has its kernels built. A writer that fails costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import operator
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import map_aggregate
 
-from memfit.execute.inductor import Inductor, Settings, leave_kernels_out, num_writers, writer_pool
+from memfit.execute.inductor import Inductor, Settings, end_writer_pool, leave_kernels_out, num_writers, writer_pool
 
 
 class Piece(Protocol):
@@ -35,19 +35,22 @@ class Piece(Protocol):
 
 
 P = TypeVar("P", bound=Piece)
-_LONG_S = 30  # of work left: for less it is done here before other processes have imported torch
+_LONG_S = 30  # of work left: for less it is done here before processes that are not started yet have imported torch
 _LOOK_S = 3  # of work, before how much is left can be told
+_ENOUGH = 4  # writers: with fewer cores this process needs them itself while it traces
 _AHEAD = 2  # jobs per writer, so that none waits for this process
+_PATIENCE_S = 5  # with writers at the last regions, before these are written here too
 
 
-def as_written(regions: Sequence[P]) -> Iterator[P]:
-    """The regions, to be compiled by the caller one by one: the smallest first, and any whose code was written elsewhere meanwhile.
+def as_written(regions: Sequence[P], settle: Callable[[], None] = lambda: None) -> Iterator[P]:
+    """The regions, to be compiled by the caller one by one: any whose code was written elsewhere meanwhile, else the smallest.
 
-    Writers are started when the pace so far says that it will take long. Nobody is waited for: what a writer has not finished
-    when nothing else is left is written here too.
+    Writers have the largest. Where none are awake they are started when the pace so far says that it will take long. The last
+    regions are waited for, not long, and `settle` is called meanwhile.
     """
     todo, jobs = deque(sorted(regions, key=lambda r: -r.num_ops)), dict[Future[None], P]()
-    writers = Writers(left=lambda: sum(map(_work, todo))) if num_writers() >= 2 else None
+    writers = _WRITERS if num_writers() >= 2 else None
+    pace, patience_s = _Pace(), float(_PATIENCE_S)
     while todo or jobs:
         while writers is not None and writers.are_ready and todo and len(jobs) < _AHEAD * num_writers():
             region = todo.popleft()
@@ -60,11 +63,17 @@ def as_written(regions: Sequence[P]) -> Iterator[P]:
         if finished is not None:
             yield jobs.pop(finished)
             continue
+        if not todo and len(jobs) <= num_writers() and patience_s > 0:  # all are being written
+            settle()
+            if not wait(jobs, timeout=patience_s, return_when=FIRST_COMPLETED).done:
+                patience_s = 0
+            continue
         region = todo.pop() if todo else jobs.pop(next(reversed(jobs)))
         begin = time.perf_counter()
         yield region
-        if writers is not None:
-            writers.look(_work(region), time.perf_counter() - begin)
+        pace.add(_work(region), time.perf_counter() - begin)
+        if writers is not None and pace.is_long(sum(map(_work, todo))):
+            writers.wake()
 
 
 def _work(region: Piece) -> int:
@@ -72,26 +81,38 @@ def _work(region: Piece) -> int:
     return region.num_ops + 5
 
 
-class Writers:
-    """The processes, from the moment they are worth starting. `left` tells how much work has not been given to anybody."""
+class _Pace:
+    """How fast this process compiles."""
 
-    def __init__(self, left: Callable[[], int]) -> None:
-        self.left = left
+    def __init__(self) -> None:
+        self._work, self._seconds = 0, 0.0
+
+    def add(self, work: int, seconds: float) -> None:
+        self._work, self._seconds = self._work + work, self._seconds + seconds
+
+    def is_long(self, left: int) -> bool:
+        return self._seconds >= _LOOK_S and self._seconds / self._work * left >= _LONG_S
+
+
+class _Writers:
+    """The processes, from the moment they are woken."""
+
+    def __init__(self) -> None:
         self.settings: Settings | None = None
-        self._done, self._done_s = 0, 0.0
-        self._awake: Future[None] | None = None
+        self._waking: list[Future[None]] = []
 
-    def look(self, work: int, seconds: float) -> None:
-        """After so much was compiled here: start the processes if the rest will take long."""
-        self._done, self._done_s = self._done + work, self._done_s + seconds
-        if self._awake is None and self._done_s >= _LOOK_S and self._done_s / self._done * self.left() >= _LONG_S:
-            self.settings = Settings.here()
-            with suppress(RuntimeError, OSError):
-                self._awake = writer_pool().submit(self.settings.apply)  # imports what writing needs
+    def wake(self, first: Text | None = None) -> None:
+        """Every writer writes `first`, so that the next is not the first in its process."""
+        if self._waking:
+            return
+        self.settings = Settings.here()
+        with suppress(RuntimeError, OSError):
+            pool = writer_pool()
+            self._waking = [pool.submit(begin, self.settings, first) for _ in range(num_writers())]
 
     @property
     def are_ready(self) -> bool:
-        return self._awake is not None and self._awake.done() and self._awake.exception() is None
+        return any(job.done() and job.exception() is None for job in self._waking)
 
     def submit(self, region: Piece) -> Future[None] | None:
         """The job of writing it; None where it cannot be sent or nobody is there."""
@@ -101,12 +122,46 @@ class Writers:
         except (RuntimeError, OSError):
             return None
 
+    def end(self) -> None:
+        self._waking = []
+        end_writer_pool()
+
+
+_WRITERS = _Writers()  # one set of processes, over all steps
+
+
+def wake_writers(device: torch.device) -> None:
+    """For a step that is about to be traced and whose regions have never been compiled here. On the CPU cores build kernels too."""
+    if device.type == "cuda" and num_writers() >= _ENOUGH:
+        _WRITERS.wake(_first_text(device))
+
+
+def end_writers() -> None:
+    """Once a step is ready: nobody stays behind for it."""
+    _WRITERS.end()
+
+
+def begin(settings: Settings, first: Text | None) -> None:
+    """In a writer's process."""
+    settings.apply()
+    if first is not None:
+        write(first, settings)
+
 
 def write(text: Text, settings: Settings) -> None:
     """In a writer's process: compile and forget."""
     settings.apply()
     leave_kernels_out()
     Inductor().compile(*text.read())
+
+
+def _first_text(device: torch.device) -> Text | None:
+    """A reduction and what follows it."""
+    graph = torch.fx.Graph()
+    total = graph.call_function(torch.ops.aten.sum.dim_IntList, (graph.placeholder("x"), [0]))
+    graph.output((graph.call_function(torch.ops.aten.relu.default, (total,)),))
+    text = Text.of(torch.fx.GraphModule(torch.nn.Module(), graph), [])
+    return None if text is None else replace(text, samples=((torch.Size([4096, 64]), (64, 1), torch.float32, device),))
 
 
 @dataclass(frozen=True, slots=True)
