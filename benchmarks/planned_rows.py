@@ -43,7 +43,7 @@ def planned(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str
     from memfit.execute.session import Ready, Session, run
     from memfit.prepare import PlanSettings, allocator_slack, best_plan
     from memfit.report.progress import Progress
-    from memfit.task import Task
+    from memfit.task import Task, ending_writers
 
     reference = exact = None
     if not has_dropout(model):
@@ -53,8 +53,9 @@ def planned(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str
     task = Task(model=model, loss_fn=peer.loss, num_targets=len(targets), engine="inductor")
     call = Call.flatten((*inputs, *targets), {})
     offers: list[Any] = []
-    for row in _offers(peer, task, call, device, offers):
-        yield row
+    with ending_writers():
+        for row in _offers(peer, task, call, device, offers):
+            yield row
     if args.keep:
         args.keep.mkdir(parents=True, exist_ok=True)
         (args.keep / f"{peer.name}.pickle").write_bytes(pickle.dumps([(c.graph, costs) for c, costs in offers]))
