@@ -137,17 +137,26 @@ class Task:
             return roofline(captured, self.device)
         if any(p.device.type == "meta" for p in self.model.parameters()):
             return roofline(captured, "cpu")
-        return measured(captured, progress=progress.update, build=lambda targets: compile_regions(targets, progress))
+        return measured(captured, progress=progress.update, build=lambda targets, calls: compile_regions(targets, progress, calls))
 
 
-def compile_regions(targets: Iterable[Any], progress: Progress) -> None:
-    """Compile those that are regions and are not compiled yet, all together."""
+def compile_regions(targets: Iterable[Any], progress: Progress, others: Iterator[None] = iter(())) -> None:
+    """Compile those that are regions and are not compiled yet, all together. `others`: something to do, bit by bit, while processes
+    that write and build are waited for."""
     regions = list({t.digest: t for t in targets if isinstance(t, Region) and not t.is_compiled}.values())
     if regions:
         with Inductor().together() as settle:
-            for position, region in enumerate(as_written(regions, settle)):
+
+            def meanwhile() -> None:
+                settle()
+                next(others, None)
+
+            for position, region in enumerate(as_written(regions, meanwhile)):
                 progress.update("compiling regions", position, len(regions))
                 region.compile()
+            for _ in others:
+                if settle():
+                    break
 
 
 @contextmanager

@@ -27,10 +27,10 @@ class Compiler(Protocol):
         """Whether the compiler makes its own kernels for an op, so that neighbours share them."""
         ...
 
-    def together(self) -> AbstractContextManager[Callable[[], None]]:
+    def together(self) -> AbstractContextManager[Callable[[], bool]]:
         """Around many calls of `compile`, whose results run only after: for doing the slow part of all of them at once.
 
-        Gives a function to call while waiting for something else."""
+        Gives a function to call while waiting for something else; it says whether nothing is left to do."""
         ...
 
     def compile(self, module: torch.fx.GraphModule, samples: Sequence[torch.Tensor]) -> Run:

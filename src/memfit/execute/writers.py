@@ -39,14 +39,15 @@ _LONG_S = 30  # of work left: for less it is done here before processes that are
 _LOOK_S = 3  # of work, before how much is left can be told
 _ENOUGH = 4  # writers: with fewer cores this process needs them itself while it traces
 _AHEAD = 2  # jobs per writer, so that none waits for this process
+_MOMENT_S = 0.05
 _PATIENCE_S = 5  # with writers at the last regions, before these are written here too
 
 
-def as_written(regions: Sequence[P], settle: Callable[[], None] = lambda: None) -> Iterator[P]:
+def as_written(regions: Sequence[P], meanwhile: Callable[[], Any] = lambda: None) -> Iterator[P]:
     """The regions, to be compiled by the caller one by one: any whose code was written elsewhere meanwhile, else the smallest.
 
     Writers have the largest. Where none are awake they are started when the pace so far says that it will take long. The last
-    regions are waited for, not long, and `settle` is called meanwhile.
+    regions are waited for, not long, and `meanwhile` is called until one comes.
     """
     todo, jobs = deque(sorted(regions, key=lambda r: -r.num_ops)), dict[Future[None], P]()
     writers = _WRITERS if num_writers() >= 2 else None
@@ -64,9 +65,9 @@ def as_written(regions: Sequence[P], settle: Callable[[], None] = lambda: None) 
             yield jobs.pop(finished)
             continue
         if not todo and len(jobs) <= num_writers() and patience_s > 0:  # all are being written
-            settle()
-            if not wait(jobs, timeout=patience_s, return_when=FIRST_COMPLETED).done:
-                patience_s = 0
+            meanwhile()
+            if not wait(jobs, timeout=_MOMENT_S, return_when=FIRST_COMPLETED).done:
+                patience_s -= _MOMENT_S
             continue
         region = todo.pop() if todo else jobs.pop(next(reversed(jobs)))
         begin = time.perf_counter()

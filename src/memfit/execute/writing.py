@@ -8,6 +8,7 @@ imports torch as often. Both are decided in its main module, where the pool's pi
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -53,6 +54,8 @@ def _prepare(main: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that waits for us
     os.setsid()  # so that writers can be ended together
     preload()
+    gc.disable()  # writers end before it would matter
+    gc.freeze()
     import torch
 
     if torch.cuda.is_initialized():  # forks could not write: every writer starts anew

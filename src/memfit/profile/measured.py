@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -22,17 +23,17 @@ from memfit.profile.cache import Cache
 from memfit.profile.roofline import estimate_ns, is_free, with_fixed_workspace
 
 Progress = Callable[[str, int, int], None]
+Build = Callable[[list[Any], Iterator[None]], None]
 _TARGET_S = 0.02  # stop repeating an op once it has run this long
 _MAX_RUNS = 7
 _METHOD = 2  # figures measured in another way are other figures
 
 
-def measured(
-    captured: Captured, *, cache: Cache | None = None, progress: Progress | None = None, build: Callable[[list[Any]], None] | None = None
-) -> Costs:
+def measured(captured: Captured, *, cache: Cache | None = None, progress: Progress | None = None, build: Build | None = None) -> Costs:
     """Time and workspace of every op on the device where the captured model lives.
 
-    `build` is told which targets are about to run, before any does: what must be compiled can be compiled together.
+    `build` is told which targets are about to run, before any does: what must be compiled can be compiled together. It may draw on
+    first calls of the others while it waits: a library chooses and loads kernels then.
     """
     cache = cache or Cache()
     device_name = name_of(captured.device)
@@ -44,7 +45,7 @@ def measured(
     guessed: dict[str, tuple[int, int]] = {}
     broken: set[str] = set()  # variants that cannot run here
     if build:
-        build([captured.call(*form).target for _, form in missing])
+        build([captured.call(*form).target for _, form in missing], _first_calls(captured, [form for _, form in missing]))
     with torch.random.fork_rng(devices=devices):  # the caller's random numbers must not depend on whether we measured
         for position, (text, form) in enumerate(missing):
             if progress:
@@ -117,8 +118,27 @@ def _settings() -> str:
     return f"{torch.backends.cuda.matmul.allow_tf32}{torch.backends.cudnn.allow_tf32}{torch.backends.cudnn.benchmark}"
 
 
+def _first_calls(captured: Captured, forms: Iterable[tuple[int, int]]) -> Iterator[None]:
+    """Of what is not compiled, on the GPU, one after another. A failure is left to the measurement."""
+    if captured.device.type != "cuda":
+        return
+    for form in forms:
+        if not hasattr(captured.call(*form).target, "is_compiled"):
+            with suppress(RuntimeError), torch.random.fork_rng(devices=[captured.device]):
+                _runner(captured, *form)()
+            yield
+
+
 def _measure_op(captured: Captured, op: int, variant: int) -> tuple[int, int]:
-    call, device = captured.call(op, variant), captured.device
+    run, device = _runner(captured, op, variant), captured.device
+    run()
+    made, peak = peaks_of(run, device)
+    return _median_ns(run, device), max(0, peak - made)
+
+
+def _runner(captured: Captured, op: int, variant: int) -> Callable[[], Any]:
+    """Runs it once with invented values."""
+    call = captured.call(op, variant)
     args, kwargs = _real_arguments(captured, call)
     assert call.target is not None
     target = call.target
@@ -127,9 +147,7 @@ def _measure_op(captured: Captured, op: int, variant: int) -> tuple[int, int]:
         with torch.no_grad(), torch._C._DisableAutocast():  # the casts are ops of their own
             return target(*args, **kwargs)
 
-    run()
-    made, peak = peaks_of(run, device)
-    return _median_ns(run, device), max(0, peak - made)
+    return run
 
 
 def _real_arguments(captured: Captured, call: OpCall) -> tuple[Any, Any]:

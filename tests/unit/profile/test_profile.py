@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from tests.training import CPU, batch, deep
 from torch import nn
 
+from memfit.capture.captured import OpCall
 from memfit.capture.inputs import Call
 from memfit.capture.step import capture
 from memfit.core.errors import BadInput
@@ -67,6 +69,47 @@ def test_measuring_draws_no_random_numbers(tmp_path: Path) -> None:
     after = torch.rand(3)
     torch.manual_seed(3)
     assert torch.equal(after, torch.rand(3))
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_first_calls_are_made_one_by_one_where_a_library_loads_kernels(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Compiled:
+        is_compiled = False
+
+    targets = [torch.relu, Compiled(), torch.mm, torch.tanh]
+    called = list[int]()
+
+    class Step:
+        device = torch.device(kind)
+
+        def call(self, op: int, _variant: int) -> OpCall:
+            return OpCall(target=targets[op])
+
+    def run(op: int) -> None:
+        called.append(op)
+        if op == 2:
+            raise torch.OutOfMemoryError("too large")
+
+    monkeypatch.setattr(measured_module, "_runner", lambda _, op, __: lambda: run(op))
+    monkeypatch.setattr(torch.random, "fork_rng", lambda **_: nullcontext())
+    calls = measured_module._first_calls(Step(), [(op, 0) for op in range(4)])  # type: ignore[arg-type]
+    if kind == "cuda":
+        next(calls)
+        assert called == [0]
+        assert len(list(calls)) == 2
+        assert called == [0, 2, 3]
+    else:
+        assert not list(calls)
+        assert not called
+
+
+def test_who_builds_is_told_what_is_missing(tmp_path: Path) -> None:
+    told = list[list[Any]]()
+    captured = step()
+    for _ in range(2):
+        measured(captured, cache=Cache(tmp_path), build=lambda targets, calls: told.append([*targets, *calls]))
+    assert torch.ops.aten.addmm.default in told[0]
+    assert not told[1]
 
 
 def test_an_op_that_cannot_run_alone_is_estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
