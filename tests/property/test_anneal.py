@@ -132,7 +132,11 @@ def test_what_stands_in_the_way_goes_along_and_comes_back() -> None:
                 continue
             before, usage, x = sequence_of(st), st[USAGE, : n + 1].copy(), st[ORDER, p]
             count = 0 if p == q else gather(a, st, ev, x, q, group)
-            push(a, st, ev, p, q, count, group, log)
+            if not count:
+                continue
+            last, to = push(a, st, ev, p, q, count, group, log)
+            log[2 * count - 2], log[2 * count - 1] = last, to
+            do_move(a, st, ev, last, to, weigh_move(a, st, ev, last, to))
             assert _agrees(model, st, limit, 7), seed
             assert st[STATE, BAD] == 0, seed
             pushed += count > 1
@@ -140,7 +144,7 @@ def test_what_stands_in_the_way_goes_along_and_comes_back() -> None:
                 push_back(a, st, ev, count, log)
                 assert np.array_equal(sequence_of(st), before), seed
                 assert np.array_equal(st[USAGE, : n + 1], usage), seed
-            elif count:
+            else:
                 rest = [int(form) for form in before[np.delete(np.arange(n), p)]]
                 assert sorted(sequence_of(st)) == sorted([*rest, int(before[p])]), seed
     assert pushed > 300

@@ -146,7 +146,7 @@ def try_move(a: Arrays, st: Table, ev: Ints, price: float, slack: float) -> None
 @kernel
 def try_push(a: Arrays, st: Table, ev: Ints, price: float, slack: float, log: Ints) -> None:
     """An execution runs somewhere else, and what stands in its way goes with it."""
-    n, over, time, p = st[STATE, LENGTH], st[STATE, OVER], st[STATE, TIME], some_place(st)
+    n, over, p = st[STATE, LENGTH], st[STATE, OVER], some_place(st)
     reach = 1 + int(np.random.exponential(_PUSH_REACH))
     q = max(p - reach, 0) if np.random.random() < 0.5 else min(p + reach, n - 1)
     if q == p:
@@ -156,9 +156,13 @@ def try_push(a: Arrays, st: Table, ev: Ints, price: float, slack: float, log: In
     if count == 1:
         move_if(a, st, ev, p, q, price, slack)
     elif count > 1:
-        push(a, st, ev, p, q, count, group, log)
-        if not accepted(st, over, time, price, slack):
-            push_back(a, st, ev, count, log)
+        last, to = push(a, st, ev, p, q, count, group, log)
+        more = weigh_move(a, st, ev, last, to)
+        if price * (st[STATE, OVER] + more - over) <= slack:
+            do_move(a, st, ev, last, to, more)
+        else:
+            clear(st)
+            push_back(a, st, ev, count - 1, log)
 
 
 @kernel
@@ -246,26 +250,23 @@ def anneal(a: Arrays, start: Ints, limit: int, toll: int, moves: int, heat: Floa
 
 _FIRST_SHARE = 0.55
 """Share of the time for runs from the step itself; in the rest runs set out from the best of those."""
-_LENGTHS = (1, 1, 2, 1, 1, 4)
+_LENGTHS = (1, 1, 2)
 """How long runs are, as multiples of the shortest: short ones find most by their number, long ones what short ones never find."""
-_RUNS = 12
+_RUNS = 6
 """The shortest run is so that this many of them fill the time of one thread."""
-_HOTS = (1.0, 3.0, 1.0, 3.0, 2.0)
+_HOTS = (3.0, 6.0, 2.0)
 """How hot runs begin, in times of an average op: the tighter the budget the hotter it must be, and nobody knows beforehand how tight it is."""
 _ELITE = 3
 _TRIAL_MOVES = 20_000
-_COLD, _DEAR = 0.1, 300.0
+_COLD, _DEAR = 0.1, 60.0
 """In the end: warmth, and the price of an average storage too much, in times of an average op."""
 _OVER_WARMTH = 3.0
 """At first: of how many average storages too much one makes as little as of the warmth in time."""
-_TOLL = 0.002
+_TOLL = 0.005
 """What a position over the limit counts extra, as a part of the limit: else a hundred bytes too much would be cheaper than any way to avoid them."""
 _MANY_FORMS, _MANY_RUNS, _MANY_HOTS = 3000, 1.5, (0.3, 1.0)
 """Large graphs: from how many forms on there are so few runs, from an order that holds less, and how hot they begin. On 10,000 random ops at
 60 % of the peak a run of 25 s ends with a plan of 0.2 points, where twelve short ones end with none."""
-_PRESSED_AFTER, _PRESSED_HOT, _PRESSED_DEAR, _PRESSED_TOLL = 3, 3.0, 60.0, 0.01
-"""From so many runs without a plan that fits on: hotter, with a higher toll. On `layered_n250` at 60 % half of such runs end with a plan, of others
-one in six; where plans are found anyway such runs find slower ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,7 +286,6 @@ class _Crowd:
     stop: Ints = field(default_factory=lambda: np.zeros(1, np.int64))
     found: list[_Found] = field(default_factory=list)
     number: int = 0
-    pressed: bool = False
 
     def arguments(self, moves: int, again: bool) -> tuple[Ints, int, int, Floats, int]:
         """Of the next run, from the step itself or (`again`, then less hot and with bytes dear from the beginning) from something found."""
@@ -293,18 +293,13 @@ class _Crowd:
         a, random, hot = self.search.problem.model.arrays, self.random, hots[self.number % len(hots)]
         op_ns = max(float(a.time[self.start].mean()), 1.0)
         byte_ns = op_ns / max(float(a.size[a.size > 0].mean()), 1.0)
-        self.pressed |= self.number > _PRESSED_AFTER and self.search.best is None
-        if _is_large(self.search):
-            dear, toll = _PRESSED_DEAR, _PRESSED_TOLL
-        else:
-            hot, dear, toll = (_PRESSED_HOT, _PRESSED_DEAR, _PRESSED_TOLL) if self.pressed else (hot, _DEAR, _TOLL)
         start, cheap = self.start, hot / _OVER_WARMTH
         self.number += 1
         if again and self.found:
             start = self.found[int(random.integers(min(_ELITE, len(self.found))))].sequence
-            hot, cheap = float(np.exp(random.uniform(-2.0, 0.7))), float(np.exp(random.uniform(1.0, 3.5)))
-        heat = np.array([hot * op_ns, _COLD * op_ns, cheap * byte_ns, dear * byte_ns])
-        return start, int(toll * self.search.problem.limit_bytes), moves, heat, int(random.integers(2**31))
+            hot, cheap = float(np.exp(random.uniform(-1.0, 1.0))), float(np.exp(random.uniform(1.0, 3.0)))
+        heat = np.array([hot * op_ns, _COLD * op_ns, cheap * byte_ns, _DEAR * byte_ns])
+        return start, int(_TOLL * self.search.problem.limit_bytes), moves, heat, int(random.integers(2**31))
 
     def run(self, start: Ints, toll: int, moves: int, heat: Floats, seed: int) -> _Found:
         a, limit = self.search.problem.model.arrays, self.search.problem.limit_bytes

@@ -28,7 +28,7 @@ def add(group: Ints, count: int, y: int) -> int:
 
 @kernel
 def gather(a: Arrays, st: Table, ev: Ints, x: int, q: int, group: Ints) -> int:
-    """Fill in x and the runs that must come along when it goes to q; how many, 0 for too many."""
+    """Fill in x and the runs that come along when it goes to q; how many, 0 for too many, or for all that are between."""
     early = q < st[POS, x]
     group[0] = x
     count, done = 1, 0
@@ -58,12 +58,15 @@ def gather(a: Arrays, st: Table, ev: Ints, x: int, q: int, group: Ints) -> int:
                         return 0
                     count = add(group, count, ev[i] >> 1)
                     i += 1
-    return count
+    return count if count <= abs(st[POS, x] - q) else 0
 
 
 @kernel
-def push(a: Arrays, st: Table, ev: Ints, p: int, q: int, count: int, group: Ints, log: Ints) -> None:
-    """The run at p goes to q with its group, which is as `gather` left it; `log` has where each was and is."""
+def push(a: Arrays, st: Table, ev: Ints, p: int, q: int, count: int, group: Ints, log: Ints) -> tuple[int, int]:
+    """The run at p goes to q with its group, all but the last of them; returns where that one is and where it belongs.
+
+    `log` has where each was and is.
+    """
     for i in range(count):  # from the side they go to
         k = i
         for j in range(i + 1, count):
@@ -71,11 +74,12 @@ def push(a: Arrays, st: Table, ev: Ints, p: int, q: int, count: int, group: Ints
                 k = j
         group[i], group[k] = group[k], group[i]
     to = q
-    for i in range(count):
+    for i in range(count - 1):
         at = st[POS, group[i]]
         log[2 * i], log[2 * i + 1] = at, to
         move(a, st, ev, at, to)
         to += 1 if q < p else -1
+    return st[POS, group[count - 1]], to
 
 
 @kernel
