@@ -154,6 +154,7 @@ def compile_regions(targets: Iterable[Any], progress: Progress, others: Iterator
             for position, region in enumerate(as_written(regions, meanwhile)):
                 progress.update("compiling regions", position, len(regions))
                 region.compile()
+            progress.update("building kernels")
             for _ in others:
                 if settle():
                     break
