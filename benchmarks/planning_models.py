@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import resource
 import sys
 import time
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks._results import provenance, write_results
+from benchmarks._results import FOLDER, HARDWARE, MONTH, provenance, write_results
 from benchmarks.peers import PEERS, Peer, _is_block
 from memfit.capture.inputs import Call
 from memfit.capture.step import capture
@@ -56,7 +57,7 @@ _TEXT = (
     "holds (parameters, buffers, inputs). Rows with `against` plan at exactly the peak of another method: `other_points` is that method's "
     "overhead judged by the same judge. `prototype_gap` is the gap of the prototype this planner was built after. Kernels were compiled "
     "before; other work shared the two cores, so seconds are upper limits. Every search was asked for a gap of 0.005 points "
-    "(`Portfolio(enough_points=0.005)`; `auto` by itself stops at 0.3)."
+    "(`Portfolio(enough_points=0.005)`; `auto` by itself stops at 0.3). Rows may be from earlier runs: each raw row names its commit and command."
 )
 
 
@@ -163,9 +164,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", help=f"of {', '.join(PEERS)}; all without")
     parser.add_argument("--seconds", type=float, default=10.0, help="time limit for each budget")
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the other models' rows of the last run, each with its own commit and command"
+    )
     options = parser.parse_args()
     rows = []
-    for name in options.models or PEERS:
+    page = FOLDER / f"planning_models_{HARDWARE}_{MONTH}.jsonl"
+    last = [json.loads(line) for line in page.read_text().splitlines()] if options.keep else []
+    for name in dict.fromkeys((*(found["model"] for found in last), *(options.models or PEERS))):
+        if options.models and name not in options.models:
+            rows += [found for found in last if found["model"] == name]
+            continue
         for found in rows_of(PEERS[name], options.seconds):
             print({k: v for k, v in found.items() if k != "reason"}, file=sys.stderr, flush=True)
             rows.append(found)

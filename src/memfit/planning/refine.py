@@ -33,6 +33,8 @@ _TINY = 5e-4
 """Share of the budget below which a storage is left open: next to nothing is lost by that, and half of the solver's time is saved."""
 _ROUGH = (0.01, 0.005)
 """Shares of the budget below which a storage is small."""
+_SETTLE_TRIES, _SETTLE_MISS, _SETTLE_SHARE = 2, 0.002, 0.5
+"""How often small storages are settled where large ones are, for how small a miss, and for how long as a share of what that took at most."""
 _SMALL_MISS = 0.1
 """A seed over budget by no more than this share is solved for again with that much less."""
 SHARES = (0.97, 0.93, 0.88, 0.8)
@@ -90,6 +92,27 @@ def _solve_roughly(search: Search, program: CutProgram, seconds: float) -> None:
             break
         _raise_bound(search, solution)
         offer_seeds(search, solution, f"storages under {small:.1%} open")
+        if search.best is not None and search.gap_points <= _NEAR_POINTS:
+            _settle_small(search, program, solution, int(small * limit), _SETTLE_SHARE * seconds)
+
+
+def _settle_small(search: Search, program: CutProgram, solution: CutSolution, small_bytes: int, seconds: float) -> None:
+    """What is large stays as the solution has it, what is small is decided exactly; for a little less where that holds a little too much."""
+    limit, share, large = search.problem.limit_bytes, 1.0, program.model.arrays.size >= small_bytes
+    low, high = np.zeros(program.num_variables), program.most.copy()
+    for numbers, kept in zip(program.keep, solution.keep, strict=True):
+        fixed = large & (numbers >= 0)
+        low[numbers[fixed]] = high[numbers[fixed]] = np.round(kept[fixed])
+    for _ in range(_SETTLE_TRIES):
+        if search.done or search.nearly_closed:
+            break
+        settled = program.solve_whole(int(limit * share), time_limit_s=seconds, low=low, high=high)
+        if settled is None:
+            break
+        _, peak = offer_seeds(search, settled, f"storages under {small_bytes / limit:.1%} settled")
+        if not 0 < peak / max(limit, 1) - 1 <= _SETTLE_MISS:
+            break
+        share *= limit / peak
 
 
 def lengthen(search: Search, chain: Chain, *, seconds: float) -> None:
