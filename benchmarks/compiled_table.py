@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 _QUIET = 1.03
-_COLOURS = {"memfit": "#d62728", "compile": "#1f77b4", "budget": "#17becf", "compile + checkpoint": "#2ca02c", "eager": "#7f7f7f"}
+_COLOURS = {
+    "memfit": "#d62728",
+    "memfit, replayed": "#8c1a1a",
+    "compile": "#1f77b4",
+    "compile, replayed": "#0b3d66",
+    "budget": "#17becf",
+    "compile + checkpoint": "#2ca02c",
+    "eager": "#7f7f7f",
+}
 
 
 def main() -> None:
@@ -146,7 +154,7 @@ def draw(models: dict[str, list[dict[str, Any]]], path: Path) -> None:
         for kind, colour in _COLOURS.items():
             own = sorted((r["peak_bytes"] / 2**30, r["ms_min"]) for r in points(rows) if _kind(r["what"]) == kind)
             if own:
-                axis.plot(*zip(*own, strict=True), "o-" if kind == "memfit" else "s", color=colour, label=kind, markersize=5)
+                axis.plot(*zip(*own, strict=True), "o-" if kind.startswith("memfit") else "s", color=colour, label=kind, markersize=5)
         axis.set_title(name)
         axis.set_xlabel("GiB at the peak")
         axis.set_ylabel("ms, fastest of ten steps")
@@ -157,7 +165,8 @@ def draw(models: dict[str, list[dict[str, Any]]], path: Path) -> None:
 
 
 def _kind(what: str) -> str:
-    return next(k for k in ("memfit", "budget", "compile + checkpoint", "compile", "eager") if what.startswith(k))
+    kind = next(k for k in ("memfit", "budget", "compile + checkpoint", "compile", "eager") if what.startswith(k))
+    return f"{kind}, replayed" if what.endswith(", replayed") else kind
 
 
 if __name__ == "__main__":
