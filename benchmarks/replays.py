@@ -32,20 +32,22 @@ def issued_ms(step: Callable[[], Any], model: nn.Module) -> float:
 
 
 def recorded(ready: Ready, sources: tuple[torch.Tensor, ...], held_bytes: int) -> tuple[Callable[[], torch.Tensor], dict[str, Any]]:
-    """A planned step as `memfit.fit(..., replay=True)` runs it, and the bytes: at the peak of what was recorded, and of its pool."""
+    """A planned step as `memfit.fit(..., replay=True)` runs it, and the bytes: at the peak of what was recorded, and reserved by the process after."""
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    before = torch.cuda.memory_allocated()
     recording = Recording(ready, sources, cuda_graphs_for(ready))
-    peak, pool = torch.cuda.max_memory_allocated() - before, torch.cuda.memory_reserved() - reserved
+    peak = torch.cuda.max_memory_allocated() - before
+    torch.cuda.empty_cache()
+    reserved = torch.cuda.memory_reserved()
 
     def step() -> torch.Tensor:
         loss: torch.Tensor = run(Replayed(recording, sources))
         loss.backward()
         return loss.detach()
 
-    return step, {"peak_bytes": held_bytes + peak, "pool_bytes": pool}
+    return step, {"peak_bytes": held_bytes + peak, "reserved_after_bytes": reserved}
 
 
 def replayed(step: Callable[[], Any], model: nn.Module, held_bytes: int) -> dict[str, Any]:

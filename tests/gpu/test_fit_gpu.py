@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -91,6 +92,9 @@ def test_out_of_memory_is_planned_again() -> None:
 @pytest.mark.parametrize("name", ["gpt", "resnet"])
 def test_reserved_is_near_allocated(name: str) -> None:
     """The step's allocations come out of one block."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    others = torch.cuda.memory_reserved()  # what tests before left in this process
     model, x, y = example(name)
     whole = memfit.estimate(model, (x,), loss_fn=nn.functional.cross_entropy, example_targets=(y,)).peak_bytes
     fitted = memfit.fit(model, (x,), budget=int(0.6 * whole), loss_fn=nn.functional.cross_entropy, example_targets=(y,), check=False)
@@ -102,4 +106,4 @@ def test_reserved_is_near_allocated(name: str) -> None:
     fitted(x, y).backward()
     allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     print(name, "MiB allocated", allocated // 2**20, "reserved", reserved // 2**20)
-    assert reserved <= 1.3 * allocated + 64 * 2**20
+    assert reserved <= 1.3 * allocated + 64 * 2**20 + others
