@@ -14,7 +14,8 @@ from memfit.core.graph import Graph
 from memfit.core.outcome import Status
 from memfit.planning import plan
 from memfit.planning.base import Problem
-from memfit.planning.dead_ends import prove_by_dead_ends
+from memfit.planning.dead_ends import explore_dead_ends
+from memfit.planning.replay import peak_and_time
 from memfit.planning.search import Search
 
 SMALL = Shape(**{name: getattr(PLAIN, name) for name in PLAIN.__slots__ if name != "max_ops"}, max_ops=7)
@@ -26,7 +27,11 @@ def _proven(graph: Graph, costs: Costs, budget: int) -> bool | None:
     search = Search(Problem(graph=graph, costs=costs, budget=Budget(device_bytes=budget)))
     if search.proof:
         return None
-    prove_by_dead_ends(search, seconds=5.0)
+    explore_dead_ends(search, seconds=5.0)
+    if search.best is not None:
+        assert not search.proof
+        assert peak_and_time(search.problem.model.arrays, search.best)[0] <= budget
+        assert set(search.problem.model.agenda) <= set(map(int, search.best))
     return bool(search.proof)
 
 
@@ -55,7 +60,7 @@ def _one_result(rng: Random, num_nodes: int) -> tuple[Graph, Costs]:
 
 
 def test_where_one_result_needs_everything_the_answer_is_complete() -> None:
-    """Both ways: a budget is proven too small exactly where exhaustive search finds no plan."""
+    """Both ways: a budget is proven too small exactly where exhaustive search finds no plan, and elsewhere a way back is one."""
     seen = {True: 0, False: 0}
     for seed in range(120):
         graph, costs = _one_result(Random(seed), 9)
@@ -71,6 +76,18 @@ def test_where_one_result_needs_everything_the_answer_is_complete() -> None:
                 seen[proven] += 1
                 break
     assert min(seen.values()) >= 5, seen
+
+
+def test_a_way_back_from_the_only_result_is_a_plan() -> None:
+    found = 0
+    for seed in range(40):
+        graph, costs = _one_result(Random(seed), 12)
+        peak = plan(graph, costs, planner="keep_all").require_plan().timeline.peak_bytes
+        search = Search(Problem(graph=graph, costs=costs, budget=Budget(device_bytes=int(0.8 * peak))))
+        explore_dead_ends(search, seconds=5.0)
+        assert bool(search.proof) != (search.best is not None), seed
+        found += search.best is not None
+    assert found >= 5
 
 
 def test_auto_says_so() -> None:

@@ -9,6 +9,8 @@ run within a budget exactly if some way back leads to nothing, however often thi
 Sethi 1975). The sets grow too many where there is room; where there is next to none few are left, and when none is, that is the proof: anybody
 can go through the same sets. `floor.py` looks one step back, this as many as it takes.
 
+A way that does lead to nothing is a plan, read backwards, where the op is the step's only result: not a fast one, but one to set out from.
+
 Values whose inputs are all in the set are left out at once: they can be made last, and what remains asks for less.
 """
 
@@ -18,9 +20,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter
 
+import numpy as np
+
 from memfit.core.units import format_bytes
 from memfit.planning.floor import working_sets
-from memfit.planning.model import Model
+from memfit.planning.model import Ints, Model
 from memfit.planning.search import Search
 
 _OPS = 60
@@ -29,18 +33,22 @@ _SETS = 4000
 """Sets looked at for one op before it is given up."""
 
 
+Step = tuple[int, tuple[int, ...]]
+"""A set of storages, and forms."""
+
+
 @dataclass(frozen=True)
 class _Game:
-    """The step as bit sets of storages; `runs[s]` has what each way to make storage s reads, makes, and needs beside that."""
+    """The step as bit sets of storages; `runs[s]` has what each form that makes storage s reads, makes, and needs beside that."""
 
     model: Model
     limit: int
 
     @cached_property
-    def runs(self) -> list[list[tuple[int, int, int]]]:
+    def runs(self) -> list[list[tuple[int, int, int, int]]]:
         model = self.model
         made = [() if model.arrays.source[s] else forms for s, forms in enumerate(model.producers)]
-        return [[(_bits(model.ins[f]), _bits(model.outs[f]), int(model.arrays.workspace[f])) for f in forms] for forms in made]
+        return [[(_bits(model.ins[f]), _bits(model.outs[f]), int(model.arrays.workspace[f]), f) for f in forms] for forms in made]
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -49,58 +57,78 @@ class _Game:
     def held(self, there: int) -> int:
         return int(self.model.arrays.base_bytes) + sum(self.sizes[s] for s in _members(there))
 
-    def settled(self, there: int) -> int:
-        """Without what can be made last from the rest of it."""
+    def settled(self, there: int, forms: tuple[int, ...] = ()) -> Step:
+        """Without what can be made last from the rest of it, and `forms` with those that make it, the last one first."""
         waiting = _members(there)
         while waiting:
-            for reads, makes, workspace in self.runs[waiting.pop()]:
+            for reads, makes, workspace, form in self.runs[waiting.pop()]:
                 if makes & there and not reads & ~there and self.held(there | makes) + workspace <= self.limit:
-                    there &= ~makes
+                    there, forms = there & ~makes, (*forms, form)
                     waiting = _members(there)
-        return there
+        return there, forms
 
-    def before(self, there: int) -> list[int]:
-        """The sets of which one was there before, the smallest last; nothing over the limit."""
+    def before(self, there: int) -> list[Step]:
+        """The sets of which one was there before, and what ran since then, the smallest last; nothing over the limit."""
         found = []
         for s in _members(there):
-            for reads, makes, workspace in self.runs[s]:
+            for reads, makes, workspace, form in self.runs[s]:
                 if self.held(there | reads | makes) + workspace <= self.limit:
-                    found.append(self.settled((there & ~makes) | reads))
-        return sorted(found, key=self.held, reverse=True)
+                    found.append(self.settled((there & ~makes) | reads, (form,)))
+        return sorted(found, key=lambda step: self.held(step[0]), reverse=True)
 
-    def leads_nowhere(self, there: int, stop: float) -> int:
-        """How many sets were looked at to see that `there` cannot be; 0 if it can, or nobody knows after so many or so long."""
+    def way_back(self, there: int, stop: float) -> tuple[int, Ints | None]:
+        """How many sets were looked at, and a sequence that makes `there` from nothing.
+
+        None where there is none, which is the proof; an empty one where nobody knows after so many sets or so long.
+        """
         if self.held(there) > self.limit:
-            return 1
-        first = self.settled(there)
-        seen, waiting = {first}, [first]
+            return 1, None
+        first, forms = self.settled(there)
+        came: dict[int, Step] = {first: (-1, forms)}
+        waiting = [first]
         while waiting:
             here = waiting.pop()
-            if len(seen) > _SETS or perf_counter() > stop or not any(self.runs[s] for s in _members(here)):
-                return 0
-            fresh = [there for there in self.before(here) if there not in seen]
-            seen.update(fresh)
-            waiting.extend(fresh)
-        return len(seen)
+            if not any(self.runs[s] for s in _members(here)):
+                return len(came), _played(came, here)
+            if len(came) > _SETS or perf_counter() > stop:
+                return len(came), np.empty(0, np.int64)
+            for step, since in self.before(here):
+                if step not in came:
+                    came[step] = (here, since)
+                    waiting.append(step)
+        return len(came), None
 
 
-def prove_by_dead_ends(search: Search, *, seconds: float) -> None:
-    """Look for an op that cannot run within the budget, from those that need most."""
+def _played(came: dict[int, Step], here: int) -> Ints:
+    """What ran on the way to `here`, in the order in which it runs."""
+    forms: list[int] = []
+    while here >= 0:
+        here, since = came[here]
+        forms.extend(reversed(since))
+    return np.array(forms, np.int64)
+
+
+def explore_dead_ends(search: Search, *, seconds: float) -> None:
+    """Look for an op that cannot run within the budget; a way back from the only result is a plan instead."""
     model, limit = search.problem.model, search.problem.limit_bytes
     if search.settled or search.best is not None or model.partial or any(model.takes):
         return
     game, stop = _Game(model, limit), perf_counter() + seconds
-    for _, storage in working_sets(model)[:_OPS]:
+    demanding = [storage for _, storage in working_sets(model)]
+    results = [storage for storage in demanding if model.arrays.pinned[storage]]
+    for storage in (*(results if len(results) == 1 else ()), *demanding[:_OPS]):
         forms = model.producers[storage]
         if len(forms) != 1 or perf_counter() > stop:
             continue
-        needed = _bits((*model.ins[forms[0]], *model.outs[forms[0]]))
-        count = game.leads_nowhere(needed, stop)
-        if count:
+        count, sequence = game.way_back(_bits((*model.ins[forms[0]], *model.outs[forms[0]])), stop)
+        if sequence is None:
             search.proof = (
                 f"{format_bytes(limit)} ({limit} bytes) is too little for {model.describe(forms[0])}: going back from what it reads and makes, "
                 f"whichever value was made last, every way ends where more must be there together ({count} sets of values looked at)."
             )
+            return
+        if set(model.agenda) <= set(map(int, sequence)):
+            search.mend(sequence, search.makers, "a way back")
             return
 
 

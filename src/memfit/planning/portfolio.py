@@ -25,7 +25,7 @@ from memfit.planning.cut_planner import (
     outcome_of,
     wide_bound_ns,
 )
-from memfit.planning.dead_ends import prove_by_dead_ends
+from memfit.planning.dead_ends import explore_dead_ends
 from memfit.planning.drop_cheap import DropCheap
 from memfit.planning.greedy import Greedy
 from memfit.planning.judge import judged
@@ -101,7 +101,7 @@ class Portfolio:
         large = search.problem.model.num_forms >= LARGE
         if not large:
             explore_cuts(search, max_cuts=1, seconds=_CUT_SHARE * limit_s)
-            prove_by_dead_ends(search, seconds=_PROOF_SHARE * limit_s)
+            explore_dead_ends(search, seconds=_PROOF_SHARE * limit_s)
         explore_annealed(search, seconds=_ANNEAL_SHARE * limit_s, seed=self.seed)
         chain = None if large else explore_refined(search, seconds=0.3 * max(search.problem.seconds_left, 0.0))
         if chain is not None:
@@ -120,7 +120,7 @@ class Portfolio:
             explore_chains(search, seconds=max(1.0, 0.1 * limit_s) if search.best is None else 0.05 * limit_s)
             explore_simple(search)
         if self.reorder and search.best is None and not search.done and problem.model.num_forms < LARGE:
-            prove_by_dead_ends(search, seconds=_PROOF_SHARE * limit_s)
+            explore_dead_ends(search, seconds=_PROOF_SHARE * limit_s)
             search.problem = problem = with_kernels(problem, ("annealing",))
             explore_annealed(search, seconds=0.1 * limit_s, seed=self.seed)
         if limit_s < _AMPLE_S and not search.done and not search.good_enough and (search.best is None or search.gap_points > _FAR_POINTS):
