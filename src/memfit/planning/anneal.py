@@ -10,7 +10,7 @@
     time     ▁▂▁▂▃▂▃▄▃▄▅▄▅▄▅▄▄▄▃▄▃▃▃▃▃                        as little as was found on the way
 
 An order that is best by itself is not the best to recompute in, and what to recompute depends on the order: a random layered graph of 250 ops
-for which orders were found first and recomputation second got no plan in half a minute at 60 % of its peak, and gets one of 7 to 10 points so.
+for which orders were found first and recomputation second got no plan in half a minute at 60 % of its peak, and gets one of 7 to 12 points so.
 Where it ends is a matter of luck, so there are many runs, side by side on two threads: first from the step itself, then from the best ones.
 """
 
