@@ -21,7 +21,7 @@ from memfit.core.errors import Unsupported
 from memfit.core.schedule import Offload
 from memfit.core.units import format_bytes
 from memfit.execute.rng import Replay
-from memfit.execute.session import TWICE, GradientSink, Ready, as_gradient, with_layout
+from memfit.execute.session import TWICE, GradientSink, Ready, as_gradient, as_traced, update_sources
 
 _T = TypeVar("_T")
 _SMALL_BYTES = 2**20
@@ -83,10 +83,9 @@ class Recording:
         self._latest: weakref.ref[Replayed] | None = None
 
     def _record_forward(self) -> list[torch.Tensor]:
-        convention = self.captured.convention
-        outputs, mutations, self._saved = self.ready.program.forward([*self.read, *convention.constants], self._rng, None)
-        for (position, _), value in zip(convention.mutations, mutations, strict=True):
-            self.read[position].data.copy_(value)
+        given = [*self.read, *self.captured.convention.constants]
+        outputs, mutations, self._saved = self.ready.program.forward(given, self._rng, None)
+        update_sources(self.captured, self.read, mutations)
         return outputs
 
     def _record_backward(self) -> dict[int, torch.Tensor]:
@@ -142,9 +141,7 @@ class Replayed:
         if self.done:
             raise Unsupported(TWICE)
         self.done = True
-        like, ids = self.captured.samples, self.captured.convention.tangents
-        gradients = self.recording.finish([with_layout(t, like[k]) for t, k in zip(tangents, ids, strict=True)])
-        for position, gradient in gradients.items():
+        for position, gradient in self.recording.finish(as_traced(self.captured, tangents)).items():
             sink.put(position, gradient.detach(), True)
 
 

@@ -6,7 +6,7 @@ a list that the generated code empties as it goes; autograd's own saving would p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -109,15 +109,11 @@ class Session:
             assert made is not None
             outputs, mutations = made
             del made
-            self._update_buffers(mutations)
+            update_sources(self.captured, self.sources, mutations)
             del mutations
         if self.trial:
             self.outputs = [o.detach() for o in outputs]
         return outputs
-
-    def _update_buffers(self, mutations: list[torch.Tensor]) -> None:
-        for (position, _), value in zip(self.captured.convention.mutations, mutations, strict=True):
-            self.sources[position].data.copy_(value)
 
     def _run_forward(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         self.rng, self.host = Replay(self.captured.device), HostCopies(self.captured.device)
@@ -130,8 +126,7 @@ class Session:
     def backward(self, tangents: tuple[torch.Tensor, ...], sink: GradientSink) -> None:
         if self.saved is None:
             raise Unsupported(TWICE)
-        like, ids = self.captured.samples, self.captured.convention.tangents
-        aligned = [with_layout(t, like[k]) for t, k in zip(tangents, ids, strict=True)]
+        aligned = as_traced(self.captured, tangents)
         with self.watch.backward() if self.watch else nullcontext():
             _, shortage = _attempt(lambda: self._run_backward(aligned, sink))
             if shortage:
@@ -213,7 +208,17 @@ def as_gradient(leaf: torch.Tensor, gradient: torch.Tensor, keeps: bool) -> torc
     return torch.empty_like(leaf, requires_grad=False).copy_(gradient)
 
 
-def with_layout(tangent: torch.Tensor, sample: torch.Tensor | None) -> torch.Tensor:
+def update_sources(captured: Captured, sources: Sequence[torch.Tensor], mutations: list[torch.Tensor]) -> None:
+    """What forward changes in place: running statistics, mostly."""
+    for (position, _), value in zip(captured.convention.mutations, mutations, strict=True):
+        sources[position].data.copy_(value)
+
+
+def as_traced(captured: Captured, tangents: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    return [_with_layout(t, captured.samples[k]) for t, k in zip(tangents, captured.convention.tangents, strict=True)]
+
+
+def _with_layout(tangent: torch.Tensor, sample: torch.Tensor | None) -> torch.Tensor:
     """Backward was traced for this layout: an expanded or permuted gradient is copied into it."""
     if sample is None or tangent.stride() == sample.stride():
         return tangent.detach()

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from memfit.planning.kernel import kernel
 from memfit.planning.model import Arrays, Ints
-from memfit.planning.timeline import BASE, COUNT, FORM, POS, Table
-from memfit.planning.weigh import do_move, event_of, weigh_move
+from memfit.planning.timeline import BASE, COUNT, FORM, POS, Table, event_of
+from memfit.planning.weigh import do_move, weigh_move
 
 CROWD = 16
 """Runs that move together at most."""

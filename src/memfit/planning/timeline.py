@@ -23,10 +23,14 @@ BASE, ROOM, COUNT, TOUCHED = 4, 5, 6, 7
 """By storage: where its events begin, how many there is room for, how many there are; whether it is being changed."""
 SPARE = 8
 """Numbers of executions that are not in use."""
-STATE, CHANGE = 9, 10
+STATE = 9
+CHANGE = 10
+"""By position: how much more it and all after it will hold than those before, while a change is weighed (`weigh.py`)."""
 LENGTH, OVER, TIME, BAD, LIMIT, SPARES, TOLL, TARGET, LOW, HIGH, WILL_HOLD = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10
 """Columns of row STATE: the number of positions; bytes over the limit, summed over positions; the time; storages that are read too early;
-the limit; spare numbers; what a position over the limit counts extra; for searches, a position over the limit."""
+the limit; spare numbers; what a position over the limit counts extra; for searches, a position over the limit; the first and last position
+with something in CHANGE, and what the run that moves will hold where it goes."""
+FAR = 2**62
 
 Table = Ints
 
@@ -53,7 +57,7 @@ def timeline(a: Arrays, seq: Ints, limit: int, longest: int, repeats: int, toll:
         total += st[ROOM, s]
     ev = np.empty(total, np.int64)
     st[STATE, LENGTH], st[STATE, LIMIT], st[STATE, TOLL] = len(seq), limit, toll
-    st[STATE, LOW], st[STATE, HIGH] = 2**62, -1
+    st[STATE, LOW], st[STATE, HIGH] = FAR, -1
     for p in range(len(seq)):
         f = seq[p]
         st[FORM, p], st[POS, p], st[ORDER, p] = f, p, p
@@ -84,14 +88,25 @@ def list_events(a: Arrays, st: Table, ev: Ints, x: int, f: int) -> None:
 
 
 @kernel
+def event_of(st: Table, ev: Ints, s: int, x: int) -> int:
+    i = st[BASE, s]
+    while ev[i] >> 1 != x:
+        i += 1
+    return int(i)
+
+
+@kernel
 def strike_event(st: Table, ev: Ints, s: int, x: int) -> None:
     first, count = st[BASE, s], st[COUNT, s]
-    k = first
-    while ev[k] >> 1 != x:
-        k += 1
-    for i in range(k, first + count - 1):
+    for i in range(event_of(st, ev, s, x), first + count - 1):
         ev[i] = ev[i + 1]
     st[COUNT, s] = count - 1
+
+
+@kernel
+def counted(over: int, toll: int) -> int:
+    """What a position counts that holds `over` bytes more than the limit."""
+    return over + toll if over > 0 else 0
 
 
 @kernel
@@ -102,7 +117,7 @@ def add_life(st: Table, low: int, high: int, amount: int) -> None:
         was = usage[i] - limit
         now = was + amount
         usage[i] += amount
-        over += (now + toll if now > 0 else 0) - (was + toll if was > 0 else 0)
+        over += counted(now, toll) - counted(was, toll)
     st[STATE, OVER] += over
 
 
@@ -167,8 +182,7 @@ def crossing(a: Arrays, st: Table, p: int) -> int:
 
 @kernel
 def excess_at(st: Table, p: int) -> int:
-    over = st[USAGE, p] - st[STATE, LIMIT]
-    return over + st[STATE, TOLL] if over > 0 else 0
+    return counted(st[USAGE, p] - st[STATE, LIMIT], st[STATE, TOLL])
 
 
 @kernel

@@ -16,6 +16,7 @@ from memfit.planning.timeline import (
     BASE,
     CHANGE,
     COUNT,
+    FAR,
     FORM,
     HIGH,
     LIMIT,
@@ -29,12 +30,12 @@ from memfit.planning.timeline import (
     WILL_HOLD,
     Table,
     close_up,
+    counted,
     crossing,
+    event_of,
     excess_at,
     open_up,
 )
-
-_FAR = 2**62
 
 
 @kernel
@@ -45,14 +46,6 @@ def note(st: Table, low: int, high: int, amount: int) -> None:
         st[CHANGE, high + 1] -= amount
         st[STATE, LOW] = min(st[STATE, LOW], low)
         st[STATE, HIGH] = max(st[STATE, HIGH], high)
-
-
-@kernel
-def event_of(st: Table, ev: Ints, s: int, x: int) -> int:
-    i = st[BASE, s]
-    while ev[i] >> 1 != x:
-        i += 1
-    return int(i)
 
 
 @kernel
@@ -100,7 +93,7 @@ def sooner(a: Arrays, st: Table, ev: Ints, s: int, x: int, p: int, q: int) -> in
 @kernel
 def result_moves(a: Arrays, st: Table, ev: Ints, s: int, x: int, p: int, q: int) -> int:
     """The same for a result that x makes: it is held from the first time it is made, and a second copy while it is made again."""
-    other, size = _FAR, a.size[s]
+    other, size = FAR, a.size[s]
     for i in range(st[BASE, s], st[BASE, s] + st[COUNT, s]):
         if ev[i] & 1 and ev[i] >> 1 != x:
             other = st[POS, ev[i] >> 1]
@@ -121,7 +114,7 @@ def noted_over(st: Table) -> int:
         change += st[CHANGE, t]
         was = st[USAGE, t] - limit
         now = was + change
-        over += (now + toll if now > 0 else 0) - (was + toll if was > 0 else 0)
+        over += counted(now, toll) - counted(was, toll)
     return int(over)
 
 
@@ -129,7 +122,7 @@ def noted_over(st: Table) -> int:
 def clear(st: Table) -> None:
     for t in range(st[STATE, LOW], st[STATE, HIGH] + 2):
         st[CHANGE, t] = 0
-    st[STATE, LOW], st[STATE, HIGH] = _FAR, -1
+    st[STATE, LOW], st[STATE, HIGH] = FAR, -1
 
 
 @kernel
@@ -140,7 +133,7 @@ def freed(st: Table, low: int, high: int, size: int) -> int:
     for i in range(len(usage)):
         was = usage[i] - limit
         now = was - size
-        over += (was + toll if was > 0 else 0) - (now + toll if now > 0 else 0)
+        over += counted(was, toll) - counted(now, toll)
     return over
 
 
@@ -168,7 +161,7 @@ def weigh_strike(a: Arrays, st: Table, ev: Ints, p: int) -> int:
             certain = False
         elif read_next(st, ev, s, i + 1):
             note(st, st[POS, ev[i - 1] >> 1] + 1, p - 1, a.size[s])
-    over = noted_over(st) - excess_at(st, p) if certain else -_FAR
+    over = noted_over(st) - excess_at(st, p) if certain else -FAR
     clear(st)
     return over
 
@@ -190,8 +183,7 @@ def weigh_move(a: Arrays, st: Table, ev: Ints, p: int, q: int) -> int:
         else:
             held += later(a, st, ev, s, x, p, q) if q > p else sooner(a, st, ev, s, x, p, q)
     st[STATE, WILL_HOLD] = held
-    over = held - st[STATE, LIMIT]
-    return noted_over(st) + int(over + st[STATE, TOLL] if over > 0 else 0) - excess_at(st, p)
+    return noted_over(st) + int(counted(held - st[STATE, LIMIT], st[STATE, TOLL])) - excess_at(st, p)
 
 
 @kernel
