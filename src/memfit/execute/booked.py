@@ -193,7 +193,8 @@ class BookedRun:
             if self.where[source] != address:
                 try:
                     self.workers.move(self.name(source), self.where[source], address)
-                except InputLost:
+                except InputLost:  # it may have left the one and not have reached the other
+                    self._drop([source])
                     return self._repair(self.workers.known - set(self.workers.threads()))
                 self.where[source] = address
         if not self.booking.may_start(k):

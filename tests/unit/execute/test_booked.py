@@ -42,7 +42,7 @@ class Toy(Workers):
 
     def wait(self, timeout_s: float) -> list[tuple[int, str, int | None]]:
         if self.rng.random() < self.death and self.deaths < 6:
-            self._kill()
+            self._kill(self.rng.choice(sorted(self.stores)))
         alive = [t for t, r in self.running.items() if r[0] in self.stores]
         if not alive:
             return []
@@ -56,9 +56,9 @@ class Toy(Workers):
         self._count()
         return [(task, address, size)]
 
-    def _kill(self) -> None:
+    def _kill(self, address: str) -> None:
         self.deaths += 1
-        del self.stores[self.rng.choice(sorted(self.stores))]
+        del self.stores[address]
         self.stores[f"w{self.born}"] = {}  # as a nanny does: a new worker at a new address
         self.born += 1
 
@@ -82,7 +82,11 @@ class Toy(Workers):
         if key not in self.stores.get(source, {}) or target not in self.stores:
             raise InputLost(key)
         self.moves += 1
-        self.stores[target][key] = self.stores[source].pop(key)
+        value = self.stores[source].pop(key)
+        if self.rng.random() < self.death and self.deaths < 6:
+            self._kill(target)  # half-way: the value is nowhere, and the worker that had it lives
+            raise InputLost(key)
+        self.stores[target][key] = value
 
 
 def _case(rng: random.Random) -> tuple[TaskGraph, list[list[int]], list[Call], list[int]]:
