@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -18,7 +18,7 @@ from memfit.capture.aliases import granularity_of, round_up
 from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call, Inputs
 from memfit.core.budget import Budget
-from memfit.core.costs import Costs
+from memfit.core.costs import Costs, uniform_costs
 from memfit.core.errors import BadInput, InfeasibleBudget, NoPlanFound, Unsupported
 from memfit.core.graph import Graph
 from memfit.core.io import load
@@ -38,7 +38,7 @@ from memfit.planning.portfolio import Portfolio
 from memfit.planning.remembered import Remembered
 from memfit.profile.cache import default_folder
 from memfit.report.progress import Progress
-from memfit.task import Task, compile_regions, ending_writers
+from memfit.task import Offers, Task, compile_regions, ending_writers
 
 if TYPE_CHECKING:
     from memfit.planning import Planner
@@ -87,7 +87,8 @@ def _make_ready(
         if plan is None and budget.device_bytes is not None:
             _compile_planner_meanwhile(task)
         progress.update("tracing the model")
-        offers = (task.costed(c, progress) for c in task.offers(call, accumulates=accumulates))
+        forms = task.offers(call, accumulates=accumulates)
+        offers = (task.costed(c, progress) for c in forms)
         first = next(offers)
         elsewhere_bytes = held_elsewhere(task, call, first[0])
         whole = find_plan(first[0].graph, first[1], None, planner="keep_all").require_plan()
@@ -96,7 +97,8 @@ def _make_ready(
             budget = Budget(device_bytes=max(0, budget.device_bytes - elsewhere_bytes - margin_bytes))
         every = chain((first,), offers)
         if plan is not None:
-            captured, costs, chosen = _replayed(plan, every, budget)
+            rare = (task.costed(c, progress) for c in task.last_offers(call, accumulates=accumulates))
+            captured, costs, chosen = _replayed(plan, chain(every, rare), budget)
         else:
             progress.update("planning")
             compare_all = "rounding" in task.allow or first[0].compiled
@@ -107,11 +109,8 @@ def _make_ready(
                 offload="offload" in task.allow,
                 memory=default_folder() / "plans",
             )
-            try:
-                captured, costs, chosen = best_plan(every, budget, settings, progress)
-            except (InfeasibleBudget, NoPlanFound) as refusal:
-                last = [task.costed(c, progress) for c in task.last_offers(call, accumulates=accumulates)]
-                captured, costs, chosen = _last_chance(last, budget, settings, progress, refusal)
+            search = _Search(task=task, forms=forms, budget=budget, settings=settings, progress=progress)
+            captured, costs, chosen = search.best(every, whole)
         compile_regions((captured.call(s.op, s.variant).target for s in chosen.schedule.computes), progress)
         task.leave_mark(call)
         return Ready(
@@ -260,24 +259,55 @@ def _is_worth_more(outcome: Outcome, settings: PlanSettings) -> bool:
     return settings.planner == "auto" or outcome.seconds >= _FIRST_LOOK * settings.time_limit_s
 
 
-def _last_chance(
-    offers: list[tuple[Captured, Costs]],
-    budget: Budget,
-    settings: PlanSettings,
-    progress: Progress,
-    refusal: InfeasibleBudget | NoPlanFound,
-) -> tuple[Captured, Costs, Plan]:
-    """A plan for the forms that come last, or the weaker of the two refusals."""
-    if not offers:
-        raise refusal
-    try:
-        return best_plan(offers, budget, settings, progress)
-    except NoPlanFound as second:
-        raise second from refusal
-    except InfeasibleBudget as second:
-        if isinstance(refusal, NoPlanFound) or (refusal.minimum_bytes or 0) < (second.minimum_bytes or 0):
-            raise refusal from second
-        raise
+_SLOW = 1.08  # times the step that keeps everything: from there on the widest block in slices may be faster, though it always runs twice
+_BARE_S = 2.0
+_SETTLED = 1.02  # times the step in slices that keeps everything: a longer block in slices takes longer by itself
+
+
+@dataclass(slots=True, kw_only=True)
+class _Search:
+    """For the best plan of a step in all its forms: the usual ones, and where they have none or a slow one those in slices."""
+
+    task: Task
+    forms: Offers
+    budget: Budget
+    settings: PlanSettings
+    progress: Progress
+    refusals: list[InfeasibleBudget | NoPlanFound] = field(default_factory=list)
+
+    def best(self, usual: Iterable[tuple[Captured, Costs]], whole: Plan) -> tuple[Captured, Costs, Plan]:
+        """`whole` keeps everything. Without a plan the weakest refusal: a proof must hold for all forms."""
+        found = self._attempt(usual)
+        if not found or found[0][2].timeline.time_ns > _SLOW * whole.timeline.time_ns:
+            found += self._in_slices()
+        if not found:
+            last = [self.task.costed(c, self.progress) for c in self.forms.by_convolutions()]
+            found += self._attempt(last) if last else []
+        if not found:
+            raise min(self.refusals, key=lambda refusal: refusal.minimum_bytes or 0 if isinstance(refusal, InfeasibleBudget) else -1)
+        return min(found, key=lambda entry: entry[2].timeline.time_ns)
+
+    def _attempt(self, offers: Iterable[tuple[Captured, Costs]]) -> list[tuple[Captured, Costs, Plan]]:
+        try:
+            return [best_plan(offers, self.budget, self.settings, self.progress)]
+        except (InfeasibleBudget, NoPlanFound) as refusal:
+            self.refusals.append(refusal)
+            return []
+
+    def _in_slices(self) -> Iterator[tuple[Captured, Costs, Plan]]:
+        """Plans for longer and longer blocks in slices, until one repeats next to nothing besides. A block that cannot fit even in no
+        workspace is not compiled."""
+        for form in self.forms.in_slices():
+            bare = find_plan(form.graph, uniform_costs(form.graph), self.budget, time_limit_s=_BARE_S)
+            if bare.status is Status.INFEASIBLE:
+                self.refusals.append(InfeasibleBudget(bare.reason, minimum_bytes=bare.lower_bound_bytes))
+                continue
+            captured, costs = self.task.costed(form, self.progress)
+            for entry in self._attempt([(captured, costs)]):
+                yield entry
+                least_ns = find_plan(captured.graph, costs, None, planner="keep_all").require_plan().timeline.time_ns
+                if entry[2].timeline.time_ns <= _SETTLED * least_ns:
+                    return
 
 
 def has_repeats(plan: Plan) -> bool:

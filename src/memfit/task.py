@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from memfit.capture.dominated import without_dominated
 from memfit.capture.fused_loss import with_fused_loss
 from memfit.capture.inputs import Call
 from memfit.capture.loss_head import has_large_loss, with_chunked_loss
-from memfit.capture.region import Region
 from memfit.capture.regions import with_regions
+from memfit.capture.sliced_blocks import with_sliced_blocks
 from memfit.capture.step import Traced, traced
 from memfit.capture.variants import add_variants, with_library_forms, with_sliced_convolutions
 from memfit.core.costs import Costs
@@ -51,27 +52,20 @@ class Task:
         """The step as PyTorch runs it."""
         return self._captured(self._traced(call, None), accumulates, None)
 
-    def offers(self, call: Call, *, accumulates: bool = False) -> Iterator[Captured]:
+    def offers(self, call: Call, *, accumulates: bool = False) -> Offers:
         """The forms of the step among which `prepare.best_plan` chooses."""
-        if self.compiles:
-            self._wake_writers(call)
-            step = self._traced(call, Inductor())
-            fine = self._captured(step, accumulates, Inductor())
-            if self.engine == "inductor" or len(fine.graph.ops) >= _WORTH_COMPILING:
-                yield from self._compiled_offers(step, accumulates, fine)
-                return
-        yield from self._eager_offers(call, accumulates)
+        return Offers(self, call, accumulates)
 
     def _eager_offers(self, call: Call, accumulates: bool) -> Iterator[Captured]:
         """The step as it is, where bounds are tightest; then with variants that give the same bits; then with those that round
-        otherwise; then with its loss in chunks or its largest convolutions in slices: choices too large to make op by op."""
+        otherwise; then with its loss in chunks, its widest block or its largest convolutions in slices: choices too large to make op by op."""
         plain = self._captured(self._traced(call, None), accumulates, None)
         yield plain
         if "variants" not in self.allow:
             return
         seen = {plain.graph.digest}
-        forms = ((plain, False), (plain, True), (with_chunked_loss(plain), True), (with_sliced_convolutions(plain), True))
-        for captured, rounding in forms:
+        others = chain([with_chunked_loss(plain)], with_sliced_blocks(plain, None), [with_sliced_convolutions(plain)])
+        for captured, rounding in chain(((plain, False), (plain, True)), ((form, True) for form in others)):
             offer = None if captured is None else add_variants(captured, rounding=rounding)
             if offer is not None and offer.graph.digest not in seen:
                 seen.add(offer.graph.digest)
@@ -87,11 +81,11 @@ class Task:
                 yield with_regions(with_library_forms(fused), Inductor())
 
     def last_offers(self, call: Call, *, accumulates: bool = False) -> Iterator[Captured]:
-        """Slower wherever another form of the step has a plan: a compiled step with its largest convolutions in slices."""
-        if self.compiles and "variants" in self.allow:
-            sliced = with_sliced_convolutions(self._captured(self._traced(call, Inductor()), accumulates, Inductor()))
-            if sliced is not None:
-                yield with_regions(sliced, Inductor())
+        """Slower wherever another form of a compiled step has a good plan: with its widest block in slices of the batch, then with its
+        largest convolutions in slices."""
+        offers = self.offers(call, accumulates=accumulates)
+        yield from offers.in_slices()
+        yield from offers.by_convolutions()
 
     def _wake_writers(self, call: Call) -> None:
         """They take seconds to be of use, and tracing takes as long."""
@@ -140,10 +134,59 @@ class Task:
         return measured(captured, progress=progress.update, build=lambda targets, calls: compile_regions(targets, progress, calls))
 
 
+class Offers(Iterator[Captured]):
+    """The usual forms of a step, one after another; with `in_slices` those that are slower where a usual one has a good plan.
+
+    `fine` is the step traced for the compiler, None where it is not compiled: what all compiled forms are made of.
+    """
+
+    def __init__(self, task: Task, call: Call, accumulates: bool) -> None:
+        self._task, self._call, self._accumulates = task, call, accumulates
+        self._usual = self._every()
+
+    def __next__(self) -> Captured:
+        return next(self._usual)
+
+    def _every(self) -> Iterator[Captured]:
+        task = self._task
+        if self.fine is None:
+            yield from task._eager_offers(self._call, self._accumulates)
+        else:
+            assert self._step is not None
+            yield from task._compiled_offers(self._step, self._accumulates, self.fine)
+
+    @cached_property
+    def _step(self) -> Traced | None:
+        if not self._task.compiles:
+            return None
+        self._task._wake_writers(self._call)
+        return self._task._traced(self._call, Inductor())
+
+    @cached_property
+    def fine(self) -> Captured | None:
+        task, step = self._task, self._step
+        fine = None if step is None else task._captured(step, self._accumulates, Inductor())
+        return fine if fine is not None and (task.engine == "inductor" or len(fine.graph.ops) >= _WORTH_COMPILING) else None
+
+    def in_slices(self) -> Iterator[Captured]:
+        """A compiled step with the block it begins with run slice by slice of the batch: the shortest block first, the only one that
+        can pay where its plan repeats nothing. (Without a compiler they are among the usual forms.)"""
+        if self.fine is not None and "variants" in self._task.allow:
+            for sliced in with_sliced_blocks(self.fine, Inductor()):
+                yield with_regions(with_library_forms(sliced), Inductor())
+
+    def by_convolutions(self) -> Iterator[Captured]:
+        """A compiled step with its largest convolutions in slices, each by itself: for budgets below what one of them takes."""
+        sliced = with_sliced_convolutions(self.fine) if self.fine is not None and "variants" in self._task.allow else None
+        if sliced is not None:
+            yield with_regions(sliced, Inductor())
+
+
 def compile_regions(targets: Iterable[Any], progress: Progress, others: Iterator[None] = iter(())) -> None:
-    """Compile those that are regions and are not compiled yet, all together. `others`: something to do, bit by bit, while processes
+    """Compile the pieces of those that have any and are not compiled yet, all together. `others`: something to do, bit by bit, while processes
     that write and build are waited for."""
-    regions = list({t.digest: t for t in targets if isinstance(t, Region) and not t.is_compiled}.values())
+    pieces = (piece for t in targets for piece in getattr(t, "pieces", ()))
+    regions = list({piece.digest: piece for piece in pieces if not piece.is_compiled}.values())
     if regions:
         with Inductor().together() as settle:
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,9 @@ import torch
 from torch.utils._pytree import tree_map
 
 from memfit.capture.captured import Captured, OpCall, Ref
-from memfit.capture.compiler import Compiler, Run
+from memfit.capture.compiler import Compiler, Compiles, Run
+
+Source = tuple[torch.fx.GraphModule, list[torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,15 +36,47 @@ class Slice:
     over: tuple[tuple[int, int], ...] = ()
 
 
-class Region:
+class Piece:
+    """Ops as an fx graph, compiled when it is first asked for: what is given to a compiler, and what came back.
+
+    Equal pieces are compiled once in a process. `source` gives the graph and samples of its inputs; it may go once it has been used.
+    """
+
+    def __init__(self, digest: str, num_ops: int, compiler: Compiles, source: Callable[[], Source]) -> None:
+        self.digest, self.num_ops = digest, num_ops
+        self._compiler = compiler
+        self._source: Callable[[], Source] | None = source
+        self._run: Run | None = None
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._run is not None
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        return (self,)
+
+    def compile(self) -> Run:
+        if self._run is None:
+            key = (self.digest, repr(self._compiler))
+            if key not in _COMPILED:
+                _COMPILED[key] = self._compiler.compile(*self.source())
+            self._run = _COMPILED[key]
+            self._source = None  # the traced step may go now
+        return self._run
+
+    def source(self) -> Source:
+        """What is given to the compiler, until it has been."""
+        assert self._source is not None
+        return self._source()
+
+
+class Region(Piece):
     """Called with a slice's inputs, gives its outputs. Compiles at the first call."""
 
     def __init__(self, captured: Captured, part: Slice, digest: str, compiler: Compiler) -> None:
-        self.digest = digest
-        self.num_ops = len(part.ops)
+        super().__init__(digest, len(part.ops), compiler, lambda: _source_of(captured, part))
         self.__name__ = f"region_{digest}"
-        self._source: tuple[Captured, Slice, Compiler] | None = (captured, part, compiler)
-        self._run: Run | None = None
         self._trusted = False
         self._over = tuple(sorted((part.outputs.index(new), part.inputs.index(old)) for new, old in part.over))
 
@@ -62,27 +96,10 @@ class Region:
             every.insert(output, inputs[given])
         return every
 
-    @property
-    def is_compiled(self) -> bool:
-        return self._run is not None
 
-    def compile(self) -> Run:
-        if self._run is None:
-            assert self._source is not None
-            compiler = self._source[2]
-            key = (self.digest, repr(compiler))
-            if key not in _COMPILED:
-                _COMPILED[key] = compiler.compile(*self.source())
-            self._run = _COMPILED[key]
-            self._source = None  # the traced step may go now
-        return self._run
-
-    def source(self) -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
-        """What is given to the compiler, until it has been."""
-        assert self._source is not None
-        captured, part, _ = self._source
-        samples = [captured.samples[t] for t in part.inputs]
-        return module_of(captured, part), [s for s in samples if s is not None]
+def _source_of(captured: Captured, part: Slice) -> Source:
+    samples = [captured.samples[t] for t in part.inputs]
+    return module_of(captured, part), [s for s in samples if s is not None]
 
 
 _COMPILED: dict[tuple[str, str], Run] = {}  # of this process, over all steps

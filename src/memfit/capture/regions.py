@@ -15,41 +15,19 @@ planner is offered other ways to the same values, each with its own compiled cod
 
 from __future__ import annotations
 
-import heapq
-from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from torch.utils._pytree import tree_map
-
+from memfit.capture.assemble import Item, assemble
 from memfit.capture.captured import Captured, OpCall, Ref, Role
 from memfit.capture.compiler import Compiler
 from memfit.capture.fusion import Fusion, Group
 from memfit.capture.region import Region, Slice, digest_of
-from memfit.core.graph import Graph, Op, Variant
+from memfit.core.graph import Op, Variant
 
 _HEAVY = 0.6  # of the largest working set of a region: from there on its outputs are offered one by one
 _LARGE = 0.3  # from there on over its inputs
-
-
-@dataclass(slots=True)
-class _Item:
-    """An op of the coarse step before it has a number. `forms` beyond the first are variants."""
-
-    op: Op
-    forms: list[tuple[Variant, OpCall]] = field(default_factory=list)
-    call: OpCall = field(default_factory=OpCall)
-    place: int = 0  # where in the fine step: orders what nothing else orders
-    optional: bool = False  # another way to make what another item makes
-
-    @property
-    def every_form(self) -> tuple[Op | Variant, ...]:
-        return (self.op, *(v for v, _ in self.forms))
-
-    @property
-    def inputs(self) -> set[int]:
-        return {t for form in self.every_form for t in form.inputs}
 
 
 def with_regions(captured: Captured, compiler: Compiler, *, choices: bool = True, least_fraction: float = 1 / 1000) -> Captured:
@@ -82,12 +60,12 @@ class _Regions:
                 items.extend(self._apart(group, part))
             if self._working_set(part) >= _LARGE * largest and not group.is_backward:
                 self._add_in_place(item, part)
-        return _assemble(self.captured, _sorted(items))
+        return assemble(self.captured, items)
 
     def _working_set(self, part: Slice) -> int:
         return sum(self.fusion.size(v) for v in (*part.inputs, *part.outputs))
 
-    def _others(self) -> Iterator[_Item]:
+    def _others(self) -> Iterator[Item]:
         """Library calls and bookkeeping as they are, and the views that they or the caller see."""
         wanted = set(self.graph.results)
         for op in reversed(self.graph.ops):
@@ -96,15 +74,15 @@ class _Regions:
                 continue
             wanted.update(op.inputs)
             forms = list(zip(op.variants, self.captured.variant_calls[op.id], strict=True)) if op.variants else []
-            yield _Item(op, forms, self.captured.calls[op.id], op.id)
+            yield Item(op, forms, self.captured.calls[op.id], op.id)
 
     # -- forms of a region ------------------------------------------------------------------------------------------
 
-    def _item(self, part: Slice, what: str, place: int, *, optional: bool = False) -> _Item:
+    def _item(self, part: Slice, what: str, place: int, *, optional: bool = False) -> Item:
         call = self._call(part)
         name = f"{what} {call.target.digest}"  # type: ignore[union-attr]
         where = self.graph.ops[place].where
-        return _Item(Op(id=-1, name=name, inputs=part.inputs, outputs=part.outputs, where=where), [], call, place, optional)
+        return Item(Op(id=-1, name=name, inputs=part.inputs, outputs=part.outputs, where=where), [], call, place, optional)
 
     def _call(self, part: Slice) -> OpCall:
         digest = digest_of(self.captured, part)
@@ -112,7 +90,7 @@ class _Regions:
             self.known[digest] = Region(self.captured, part, digest, self.compiler)
         return OpCall(target=self.known[digest], args=tuple(map(Ref, part.inputs)), outputs=part.outputs, unpack=True)
 
-    def _again(self, group: Group, whole: Slice) -> Iterator[_Item]:
+    def _again(self, group: Group, whole: Slice) -> Iterator[Item]:
         """Each large output from what else the region gives: from all of it, and from the small values (statistics) alone."""
         offered = {(whole.inputs, whole.outputs)}
         for value in group.outputs:
@@ -126,7 +104,7 @@ class _Regions:
                     offered.add((part.inputs, part.outputs))
                     yield self._item(part, "again", max(group.ops.intersection(whole.ops)), optional=True)
 
-    def _apart(self, group: Group, whole: Slice) -> Iterator[_Item]:
+    def _apart(self, group: Group, whole: Slice) -> Iterator[Item]:
         """Every large output alone, and the small ones together; a large one may start from the small ones."""
         large = [v for v in group.outputs if self.fusion.size(v) >= self.least_bytes]
         small = tuple(v for v in group.outputs if v not in large)
@@ -137,7 +115,7 @@ class _Regions:
                 part = self.fusion.slice(outputs, own=group.ops, given=given)
                 yield self._item(part, "apart", max(group.ops.intersection(whole.ops)), optional=True)
 
-    def _add_in_place(self, item: _Item, part: Slice) -> None:
+    def _add_in_place(self, item: Item, part: Slice) -> None:
         """Each large output over an input like it that is not the caller's."""
         free = [v for v in part.inputs if v in self.fusion.maker and v not in self.fusion.kept]
         over: dict[int, int] = {}
@@ -156,7 +134,7 @@ class _Regions:
         assert sample is not None
         return sample.dtype, tuple(sample.shape), sample.stride(), self.fusion.size(value)
 
-    def _add_deeper(self, item: _Item, group: Group, whole: Slice) -> None:
+    def _add_deeper(self, item: Item, group: Group, whole: Slice) -> None:
         """Forward activations made again inside, where that reads no more bytes than it saves."""
         candidates = [v for v in whole.inputs if self._can_open(v)]
         opened = frozenset(v for v in candidates if self._saves(whole, self._opened(group, frozenset([v])), v))
@@ -182,79 +160,6 @@ class _Regions:
             self.fusion.is_elementwise(op) for op in part.ops if op not in whole.ops and not self.fusion.is_view(self.graph.ops[op])
         )
         return value not in part.inputs and new <= self.fusion.size(value) and elementwise
-
-
-def _sorted(items: list[_Item]) -> list[_Item]:
-    """In an order that gives every item its inputs first, otherwise as in the fine step."""
-    made_by = {t: i for i, item in enumerate(items) if not item.optional for t in item.op.outputs}
-    waits = [len(needs) for needs in ({made_by[t] for t in item.inputs if t in made_by} - {i} for i, item in enumerate(items))]
-    followers: dict[int, set[int]] = defaultdict(set)
-    for i, item in enumerate(items):
-        for t in item.inputs:
-            if t in made_by and made_by[t] != i:
-                followers[made_by[t]].add(i)
-    ready = [(item.place, item.optional, i) for i, item in enumerate(items) if not waits[i]]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        _, _, i = heapq.heappop(ready)
-        order.append(items[i])
-        for j in followers[i]:
-            waits[j] -= 1
-            if not waits[j]:
-                heapq.heappush(ready, (items[j].place, items[j].optional, j))
-    assert len(order) == len(items), "regions form a cycle"
-    return order
-
-
-def _assemble(captured: Captured, items: list[_Item]) -> Captured:
-    """Numbers for the items, and only the tensors and storages that are left."""
-    graph, convention = captured.graph, captured.convention
-    used = {*graph.sources, *graph.results, *convention.tangents, *(t for _, t in convention.mutations)}
-    used |= {o.tensor for o in convention.outputs if isinstance(o, Ref)}
-    for item in items:
-        used |= {t for form in item.every_form for t in (*form.inputs, *form.outputs)}
-        used |= {t for call in (item.call, *(c for _, c in item.forms)) for t in call.outputs if t is not None}
-    tensors = {old: new for new, old in enumerate(sorted(used))}
-    storages = {old: new for new, old in enumerate(sorted({graph.storage_of(t) for t in used}))}
-
-    def move(value: Any) -> Any:
-        return Ref(tensors[value.tensor]) if isinstance(value, Ref) else value
-
-    def call_of(call: OpCall) -> OpCall:
-        args, kwargs = tree_map(move, (call.args, dict(call.kwargs)))
-        return replace(call, args=args, kwargs=kwargs, outputs=tuple(None if t is None else tensors[t] for t in call.outputs))
-
-    def moved(form: Op | Variant) -> dict[str, Any]:
-        pairs = tuple((tensors[a], tensors[b]) for a, b in form.inplace_of)
-        return {"inputs": tuple(tensors[t] for t in form.inputs), "outputs": tuple(tensors[t] for t in form.outputs), "inplace_of": pairs}
-
-    ops = tuple(
-        replace(item.op, id=i, variants=tuple(replace(v, **moved(v)) for v, _ in item.forms), **moved(item.op))
-        for i, item in enumerate(items)
-    )
-    place = {item.op.id: i for i, item in enumerate(items)}
-    return replace(
-        captured,
-        graph=Graph(
-            ops=ops,
-            tensors=tuple(replace(graph.tensors[old], id=new, storage=storages[graph.storage_of(old)]) for old, new in tensors.items()),
-            storages=tuple(replace(graph.storages[old], id=new) for old, new in storages.items()),
-            sources=tuple(tensors[t] for t in graph.sources),
-            results=tuple(tensors[t] for t in graph.results),
-        ),
-        calls=tuple(call_of(item.call) for item in items),
-        variant_calls=tuple(tuple(call_of(c) for _, c in item.forms) for item in items),
-        samples=tuple(captured.samples[old] for old in tensors),
-        fixed_workspace=tuple((place[op], size) for op, size in captured.fixed_workspace),
-        convention=replace(
-            convention,
-            sources=tuple(tensors[t] for t in convention.sources),
-            outputs=tuple(map(move, convention.outputs)),
-            tangents=tuple(tensors[t] for t in convention.tangents),
-            mutations=tuple((i, tensors[t]) for i, t in convention.mutations),
-        ),
-    )
 
 
 def regions_of(captured: Captured) -> tuple[Region, ...]:

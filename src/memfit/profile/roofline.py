@@ -64,6 +64,8 @@ def _extra_ns(captured: Captured, variant: Variant, call: OpCall, target: Device
 
 def _workspace(captured: Captured, call: OpCall) -> int:
     """Temporaries of our own implementations, by what they allocate; aten's are taken as none."""
+    if (inside := getattr(call.target, "inside", None)) is not None:
+        return int(inside.slice_bytes)
     name = getattr(getattr(call.target, "func", call.target), "__name__", "")
     if name in _BY_ALGORITHM:
         return int(call.target.args[0].workspace_bytes)  # type: ignore[union-attr]
@@ -112,7 +114,10 @@ def _time_ns(captured: Captured, op: int, target: Device) -> int:
         return _accumulate_ns(captured, op, target)
     if is_free(captured, op):
         return 0
-    node = captured.graph.ops[op]
+    node, inside = captured.graph.ops[op], getattr(captured.calls[op].target, "inside", None)
+    if inside is not None:  # a block in slices: its kernels, each as often as there are slices
+        launches = len(inside.ops) * (inside.num_slices - 1) * target.launch_ns
+        return int(launches + sum(_time_ns(inside.captured, op, target) for op in inside.ops))
     moved = sum(_tensor_bytes(captured, t) for t in (*node.inputs, *node.outputs))
     half = _is_half(captured, node.inputs)
     arithmetic_s = _flops(captured, captured.calls[op]) / (target.half_flops if half else target.fp32_flops)
