@@ -128,9 +128,10 @@ def _rule_of(target: Any) -> Rule | None:
     tags = getattr(target, "tags", ())
     if torch.Tag.nondeterministic_seeded in tags:
         return None
-    if str(getattr(target, "overloadpacket", "")) in _PLANES:
+    name = str(getattr(target, "overloadpacket", ""))
+    if name in _PLANES:
         return _planes
-    return _RULES.get(target) or (_pointwise if torch.Tag.pointwise in tags else None)
+    return _RULES.get(target) or (_pointwise if torch.Tag.pointwise in tags or name == "prims.fma" else None)
 
 
 # -- each element for itself -------------------------------------------------------------------------------------------
@@ -404,7 +405,6 @@ _POINTWISE_TOO = (
     aten.hardtanh_backward.default,
     aten.native_dropout_backward.default,
     prims.convert_element_type.default,
-    prims.fma.default,
 )
 _PLANES = (  # by name: Inductor's own are there only once it is imported
     "prims._low_memory_max_pool_with_offsets",

@@ -65,6 +65,7 @@ class _Finder:
         self.kept = {self.root[t] for t in self.graph.results}
         self.cut_by_input = self._depending(t for t in self.graph.sources if batch.is_cut(t))
         self.gradients = self._depending(self.captured.convention.tangents)
+        self.origins = self._origins()
         self.good = self._good()
 
     # -- what is known about ops ------------------------------------------------------------------------------------
@@ -92,6 +93,14 @@ class _Finder:
         for op in self.graph.ops:
             if not found.isdisjoint(op.inputs):
                 found.update(op.outputs)
+        return found
+
+    def _origins(self) -> dict[int, frozenset[int]]:
+        """Of values that depend on no sample: the sources that they are made of."""
+        found = {t: frozenset([self.root[t]]) for t in self.graph.sources if t not in self.cut_by_input}
+        for op in self.graph.ops:
+            if all(t in found for t in op.inputs) and self.captured.calls[op.id].role is Role.CALL:
+                found.update(dict.fromkeys(op.outputs, frozenset[int]().union(*(found[t] for t in op.inputs))))
         return found
 
     def _good(self) -> set[int]:
@@ -164,6 +173,7 @@ class _Finder:
     def _backward(self, forward: set[int]) -> set[int]:
         """Ops after the boundary that lead to readers of the block's values and to the gradients of what it reads."""
         known = {self.root[t] for op in forward for t in self.graph.ops[op].inputs}
+        known |= {source for value in known for source in self.origins.get(value, ())}
         fits: set[int] = set()
         for op in self.graph.ops[self.boundary + 1 :]:
             if op.id in self.batch.answers and all(self._is_ours(self.root[t], forward, known, fits) for t in op.inputs):
@@ -184,7 +194,9 @@ class _Finder:
         maker = self.maker.get(value)
         if value in known or value in self.gradients:
             return True
-        return maker is not None and (maker in forward or maker in fits or self._is_remade(maker))
+        if value in self.origins:  # made of weights and constants: whose?
+            return self.origins[value] <= known
+        return maker is not None and (maker in forward or maker in fits)
 
     def _gradient_makers(self, known: set[int]) -> Iterator[int]:
         """Ops that make gradients of the block's sources, or sums that these are made of."""
