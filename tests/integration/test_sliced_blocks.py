@@ -1,0 +1,201 @@
+"""Steps with a block in slices of the batch, run: the plain model's gradients, the planned bytes, budgets that no whole op fits into."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import memfit
+from memfit.capture.captured import Captured
+from memfit.capture.inputs import Call
+from memfit.capture.sliced import Sliced
+from memfit.capture.sliced_blocks import with_sliced_blocks
+from memfit.capture.step import capture
+from memfit.core.errors import BadInput, InfeasibleBudget
+from memfit.task import Offers, Task
+
+COMPILER = any(map(shutil.which, ("g++", "c++", "clang++")))
+compiled = pytest.mark.skipif(not COMPILER, reason="Inductor on the CPU needs a C++ compiler")
+ENGINES = ["eager", pytest.param("inductor", marks=compiled)]
+CROSS_ENTROPY: dict[str, Any] = {"loss_fn": nn.functional.cross_entropy}
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    inner = 3
+    for width in (6, 8):
+        layers += [nn.Conv2d(inner, width, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(width, width, 3, padding=1), nn.ReLU()]
+        layers.append(nn.MaxPool2d(2))
+        inner = width
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 6 * 6, 5)).double()
+
+
+def data(batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(1)
+    return torch.randn(batch, 3, 24, 24, dtype=torch.float64), torch.randint(0, 5, (batch,))
+
+
+def sliced_ops(fitted: Any) -> list[str]:
+    return [op.name.split()[0] for op in fitted._memfit.latest.ready.captured.graph.ops if "sliced" in op.name]
+
+
+def old_minimum(model: nn.Module, x: torch.Tensor, y: torch.Tensor, engine: str) -> int:
+    """What recomputation alone cannot go below, proven."""
+    with pytest.raises(InfeasibleBudget) as refusal:
+        memfit.fit(copy.deepcopy(model), (x,), budget=1000, example_targets=(y,), engine=engine, allow=("recompute",), **CROSS_ENTROPY)
+    minimum = refusal.value.minimum_bytes
+    assert minimum is not None
+    return minimum if engine == "inductor" else minimum * 2 // 3  # the eager engine can also write over what it has read
+
+
+@pytest.fixture
+def only_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other form of the step is offered."""
+    offers = lambda task, call, accumulates: with_sliced_blocks(task.capture(call, accumulates=accumulates), None)  # noqa: E731
+    monkeypatch.setattr(Task, "_eager_offers", offers)
+
+
+def assert_same_gradients(ours: nn.Module, plain: nn.Module) -> None:
+    for a, b in zip(ours.parameters(), plain.parameters(), strict=True):
+        assert (a.grad is None) == (b.grad is None)
+        if a.grad is not None and b.grad is not None:
+            assert a.grad.stride() == b.grad.stride()
+            torch.testing.assert_close(a.grad, b.grad, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_below_the_old_minimum_with_the_plain_gradients_in_the_planned_bytes(engine: str) -> None:
+    model, (x, y) = network(), data(13)  # slices of two, and a last one of one
+    model, x = model.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    plain = copy.deepcopy(model)
+    reference = nn.functional.cross_entropy(plain(x), y)
+    reference.backward()
+    budget = old_minimum(model, x, y, engine) * 3 // 4
+    kwargs: dict[str, Any] = {"budget": budget, "example_targets": (y,), "engine": engine, "time_limit_s": 4, **CROSS_ENTROPY}
+    fitted = memfit.fit(copy.deepcopy(model), (x,), **kwargs)
+    assert sliced_ops(fitted) == ["memfit.sliced_forward", "memfit.sliced_backward"]
+    loss = fitted(x, y)
+    loss.backward()
+    torch.testing.assert_close(loss, reference, rtol=1e-12, atol=0)
+    assert_same_gradients(fitted, plain)
+    report = fitted.report()
+    assert report.measured_peak_bytes <= budget
+    assert abs(report.predicted_peak_bytes - report.measured_peak_bytes) <= 0.01 * budget
+    again = memfit.fit(copy.deepcopy(model), (x,), plan=fitted.plan, **kwargs)  # the saved plan finds its form of the step
+    again(x, y).backward()
+    assert sliced_ops(again) == sliced_ops(fitted)
+    for a, b in zip(again.parameters(), fitted.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)  # type: ignore[arg-type]
+
+
+@compiled
+def test_compiled_with_a_loss_outside() -> None:
+    model, (x, y) = network(), data(8)
+    plain = copy.deepcopy(model)
+    fitted = memfit.fit(model, (x,), budget=old_minimum(model, x, y, "inductor") * 3 // 4, engine="inductor", time_limit_s=4)
+    assert sliced_ops(fitted) == ["memfit.sliced_forward", "memfit.sliced_backward"]
+    nn.functional.cross_entropy(plain(x), y).backward()
+    nn.functional.cross_entropy(fitted(x), y).backward()
+    assert_same_gradients(fitted, plain)
+
+
+@pytest.mark.usefixtures("only_slices")
+def test_a_loss_outside_and_gradients_that_add_up() -> None:
+    model, (x, y) = network(), data(7)
+    plain = copy.deepcopy(model)
+    fitted = memfit.fit(model, (x,), budget="1GiB", engine="eager")
+    for part in (x, x.flip(0)):  # the second step finds gradients there
+        nn.functional.cross_entropy(plain(part), y).backward()
+        nn.functional.cross_entropy(fitted(part), y).backward()
+        assert sliced_ops(fitted) == ["memfit.sliced_forward", "memfit.sliced_backward"]
+        assert_same_gradients(fitted, plain)
+
+
+@pytest.mark.usefixtures("only_slices")
+@pytest.mark.parametrize("num_frozen", [2, 4, 8])
+def test_frozen_first_layers(num_frozen: int) -> None:
+    model, (x, y) = network(), data(8)
+    for parameter in list(model.parameters())[:num_frozen]:
+        parameter.requires_grad_(False)
+    plain = copy.deepcopy(model)
+    nn.functional.cross_entropy(plain(x), y).backward()
+    fitted = memfit.fit(model, (x,), budget="1GiB", example_targets=(y,), engine="eager", **CROSS_ENTROPY)
+    assert sliced_ops(fitted) == ["memfit.sliced_forward", *["memfit.sliced_backward"] * (num_frozen < 4)]
+    fitted(x, y).backward()
+    assert_same_gradients(fitted, plain)
+
+
+@pytest.mark.usefixtures("only_slices")
+def test_an_input_that_requires_grad() -> None:
+    model, (x, y) = network(), data(8)
+    plain, given = copy.deepcopy(model), x.clone().requires_grad_()
+    nn.functional.cross_entropy(plain(given), y).backward()
+    x.requires_grad_()
+    fitted = memfit.fit(model, (x,), budget="1GiB", example_targets=(y,), engine="eager", **CROSS_ENTROPY)
+    assert sliced_ops(fitted) == ["memfit.sliced_forward", "memfit.sliced_backward"]
+    fitted(x, y).backward()
+    assert_same_gradients(fitted, plain)
+    assert x.grad is not None
+    assert given.grad is not None
+    torch.testing.assert_close(x.grad, given.grad, rtol=1e-12, atol=1e-13)
+
+
+def test_not_offered_without_variants_nor_taken_where_the_step_fits() -> None:
+    model, (x, y) = network(), data(8)
+    minimum = old_minimum(model, x, y, "eager")
+    kwargs: dict[str, Any] = {"example_targets": (y,), "engine": "eager", "time_limit_s": 4, **CROSS_ENTROPY}
+    with pytest.raises(InfeasibleBudget):
+        memfit.fit(copy.deepcopy(model), (x,), budget=minimum * 3 // 4, allow=("recompute",), **kwargs)
+    whole = memfit.fit(copy.deepcopy(model), (x,), budget="1GiB", **kwargs)
+    assert sliced_ops(whole) == []
+    sliced = memfit.fit(copy.deepcopy(model), (x,), budget=minimum * 3 // 4, **kwargs)
+    with pytest.raises(BadInput, match="another model"):
+        memfit.fit(copy.deepcopy(model), (x,), budget=minimum, plan=sliced.plan, allow=("recompute",), **kwargs)
+
+
+@compiled
+def test_a_slow_plan_has_the_block_in_slices_beside_it_and_the_faster_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memfit import prepare
+
+    tried: list[str] = []
+    in_slices = Offers.in_slices
+    monkeypatch.setattr(Offers, "in_slices", lambda offers: (tried.append(c.graph.digest) or c for c in in_slices(offers)))
+    model, (x, y) = network(), data(8)
+    minimum = old_minimum(model, x, y, "inductor")
+    kwargs: dict[str, Any] = {"example_targets": (y,), "engine": "inductor", "time_limit_s": 4, **CROSS_ENTROPY}
+    monkeypatch.setattr(prepare, "_SLOW", 1e9)
+    memfit.fit(copy.deepcopy(model), (x,), budget=minimum * 11 // 10, **kwargs)
+    assert tried == []  # not made, let alone compiled
+    monkeypatch.setattr(prepare, "_SLOW", 0.0)
+    fitted = memfit.fit(copy.deepcopy(model), (x,), budget=minimum * 11 // 10, **kwargs)
+    assert tried
+    fitted(x, y).backward()
+
+
+def backward_of(captured: Captured, num_slices: int) -> Sliced:
+    (sliced, *_) = with_sliced_blocks(captured, None, num_slices=num_slices)
+    return next(c.target for c in reversed(sliced.calls) if isinstance(c.target, Sliced))
+
+
+def test_half_precision_adds_up_in_single() -> None:
+    model, (x, y) = network().to(torch.bfloat16), data(16)
+    call = Call.flatten((x.to(torch.bfloat16), y), {})
+    captured = capture(model, call, loss_fn=nn.functional.cross_entropy, num_targets=1)
+    (sliced, *_) = with_sliced_blocks(captured, None)
+    (op,) = (op for op in sliced.graph.ops if op.name.startswith("memfit.sliced_backward"))
+    torch.manual_seed(2)
+    inputs = [torch.randn(s.shape, dtype=s.dtype) for t in op.inputs if (s := sliced.samples[t]) is not None]
+    wide = capture(model.double(), Call.flatten((x, y), {}), loss_fn=nn.functional.cross_entropy, num_targets=1)
+    exact = backward_of(wide, 2)(*(t.double() for t in inputs))
+    errors = []
+    for num_slices in (2, 16):
+        found = backward_of(captured, num_slices)(*inputs)
+        assert all(t.dtype is torch.bfloat16 for t in found)
+        errors.append(max(((a.double() - b).norm() / b.norm()).item() for a, b in zip(found, exact, strict=True)))
+    assert errors[1] <= 1.1 * errors[0]
