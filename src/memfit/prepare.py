@@ -97,7 +97,7 @@ def _make_ready(
             budget = Budget(device_bytes=max(0, budget.device_bytes - elsewhere_bytes - margin_bytes))
         every = chain((first,), offers)
         if plan is not None:
-            rare = (task.costed(c, progress) for c in task.last_offers(call, accumulates=accumulates))
+            rare = (task.costed(c, progress) for c in chain(forms.in_slices(), forms.by_convolutions()))
             captured, costs, chosen = _replayed(plan, chain(every, rare), budget)
         else:
             progress.update("planning")

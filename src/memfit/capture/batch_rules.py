@@ -384,6 +384,22 @@ def _group_norm_backward(asked: Asked) -> Answer | None:
     return asked.answer(state, SUMMED, SUMMED, args=(*asked.args[:5], Rows(state.rows), *asked.args[6:]))
 
 
+def _constant_norm(asked: Asked) -> Answer | None:
+    """(input, weight, bias, mean, variance, ...): batch norm with statistics that are given; of its own it makes none."""
+    state = asked.split()
+    if state is None or state.dim != 0 or not asked.are_whole(1, 2, 3, 4) or any(asked.made(k).numel() for k in (1, 2)):
+        return None
+    return asked.answer(state, WHOLE, WHOLE)
+
+
+def _constant_norm_backward(asked: Asked) -> Answer | None:
+    """(gradient, input, weight, mean, variance, saved mean, saved deviation, whether the statistics are the batch's, ...)."""
+    state = asked.split()
+    if state is None or state.dim != 0 or asked.state(1) != state or not asked.are_whole(2, 3, 4, 5, 6) or asked.args[7]:
+        return None
+    return asked.answer(state, SUMMED, SUMMED)
+
+
 def _embedding(asked: Asked) -> Answer | None:
     state = asked.split(1)
     return asked.answer(state) if state is not None and asked.are_whole(0) else None
@@ -444,6 +460,8 @@ _RULES: dict[Any, Rule] = {
     aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten.native_group_norm.default: _group_norm,
     aten.native_group_norm_backward.default: _group_norm_backward,
+    aten._native_batch_norm_legit_no_training.default: _constant_norm,
+    aten.native_batch_norm_backward.default: _constant_norm_backward,
     aten.embedding.default: _embedding,
     aten.embedding_dense_backward.default: _embedding_backward,
 }

@@ -15,7 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate
+
+from torch.utils.flop_counter import flop_registry
 
 from memfit.capture.batch import Batch
 from memfit.capture.batch_rules import SUMMED, UNIFORM, Split
@@ -131,14 +133,25 @@ class _Finder:
         border, since = self._borders, 0
         passed_on = {self.root[t] for op in self.graph.ops[: self.boundary + 1] if not self._is_view(op) for t in op.inputs} | self.kept
         live = [op for op in sorted(self.good) if not passed_on.isdisjoint(self.graph.ops[op].outputs)]
-        for op, following in pairwise((*live, None)):
-            assert op is not None
+        end = 0
+        for number, op in enumerate(live):
             since = max(since, inside[op])
             follows = max(others, after[op + 1] if op + 1 < len(after) else 0)
-            narrow = border[op] <= _NARROW * since and (following is None or border[following] >= border[op])
+            narrow = border[op] <= _NARROW * since and number >= end
             if narrow and follows <= _FALLS * before[op] and since >= _WIDE * max(inside):
-                since = 0
-                yield self.boundary - 1 if following is None else following - 1  # with what is made for backward alone
+                since, end = 0, self._narrowest(live, number) + 1
+                yield live[end] - 1 if end < len(live) else self.boundary - 1  # with what is made for backward alone
+
+    def _narrowest(self, live: list[int], number: int) -> int:
+        """Where least crosses from this op on, before more does or the next product or convolution begins."""
+        border, best = self._borders, number
+        for k in range(number + 1, len(live)):
+            heavy = getattr(self.captured.calls[live[k]].target, "overloadpacket", None) in flop_registry
+            if heavy or border[live[k]] > border[live[best]]:
+                break
+            if border[live[k]] < border[live[best]]:
+                best = k
+        return best
 
     @cached_property
     def _borders(self) -> list[int]:
@@ -186,8 +199,26 @@ class _Finder:
             reader = pending.pop()
             if reader not in found:
                 found.add(reader)
-                pending.extend(m for t in self.graph.ops[reader].inputs for m in self.graph.producers[t][:1] if m in fits)
-        return found
+                pending.extend(m for m in self._makers(reader) if m in fits)
+        return self._without_ways_back(found)
+
+    def _makers(self, op: int) -> Iterator[int]:
+        for t in self.graph.ops[op].inputs:
+            yield from self.graph.producers[t][:1]
+
+    def _without_ways_back(self, found: set[int]) -> set[int]:
+        """Less those ops that others, which the block waits for, read: a gradient that goes around another part of the network."""
+        while True:
+            pending, waited_for = [m for op in found for m in self._makers(op) if m not in found], set[int]()
+            while pending:
+                op = pending.pop()
+                if op > self.boundary and op not in waited_for:
+                    waited_for.add(op)
+                    pending.extend(m for m in self._makers(op) if m not in found)
+            around = {op for op in found for t in self.graph.ops[op].outputs if not waited_for.isdisjoint(self.graph.readers[t])}
+            if not around:
+                return found
+            found = found - around
 
     def _is_ours(self, value: int, forward: set[int], known: set[int], fits: set[int]) -> bool:
         """Whether a value that backward reads comes from this part of the network or is a gradient."""

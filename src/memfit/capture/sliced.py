@@ -106,6 +106,8 @@ def _new(layout: Layout, cut: Split | None, device: torch.device) -> torch.Tenso
 
 def _piece(batch: Batch, part: Part, count: int, compiler: Compiler | None) -> Piece:
     module, layouts = _Writer(batch, part, count).module()
+    with torch.no_grad(), FakeTensorMode():
+        _Shapes(module).run(*_empty(layouts))
     nodes = [(n.op, str(n.target), str(n.args), str(n.kwargs)) for n in module.graph.nodes]
     digest = hashlib.sha256(repr((nodes, [str(layout) for layout in layouts])).encode()).hexdigest()[:16]
     piece = Piece(digest, len(part.ops), compiler or PlainOps(), lambda: (module, _fake(layouts)))
@@ -114,9 +116,22 @@ def _piece(batch: Batch, part: Part, count: int, compiler: Compiler | None) -> P
     return piece
 
 
+class _Shapes(torch.fx.Interpreter):
+    """Goes through a slice's ops without computing: one that does not take a slice says so, and no result is stretched to its place."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is aten.copy_.default and (args[0].shape, args[0].dtype) != (args[1].shape, args[1].dtype):
+            raise RuntimeError(f"a slice makes {tuple(args[1].shape)} where {tuple(args[0].shape)} belong")
+        return super().call_function(target, args, kwargs)
+
+
+def _empty(layouts: Sequence[Layout]) -> list[torch.Tensor]:
+    return [torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype, device in layouts]
+
+
 def _fake(layouts: Sequence[Layout]) -> list[torch.Tensor]:
     with FakeTensorMode():
-        return [torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype, device in layouts]
+        return _empty(layouts)
 
 
 class _Writer:

@@ -256,6 +256,25 @@ def test_norms_of_samples() -> None:
     )
 
 
+def test_batch_norm_with_constant_statistics() -> None:
+    weight, bias, mean = w(3), w(3), w(3)
+    variance = Given(WHOLE, value=torch.rand(3, dtype=torch.float64) + 0.5)
+    given = (weight, bias, mean, variance, 0.1, 1e-5)
+    answer, tensors, whole = answered(aten._native_batch_norm_legit_no_training.default, (x(BATCH, 3, 4, 4), *given), {})
+    assert answer is not None
+    assert answer.makes == (S0, WHOLE, WHOLE)
+    parts = by_slices(aten._native_batch_norm_legit_no_training.default, answer, tensors, {}, (4, 2))
+    torch.testing.assert_close(torch.cat([part[0] for part in parts]), whole[0], rtol=1e-12, atol=1e-12)
+    empty = Given(WHOLE, value=torch.empty(0, dtype=torch.float64))
+    change, inner = x(BATCH, 3, 4, 4), x(BATCH, 3, 4, 4)
+    for training, saved in ((False, (empty, empty)), (True, (mean, variance))):
+        case = (change, inner, weight, mean, variance, *saved, training, 1e-5, [True, True, True])
+        if training:
+            refuse(aten.native_batch_norm_backward.default, *case)
+        else:
+            check(aten.native_batch_norm_backward.default, *case, makes=(S0, SUMMED, SUMMED))
+
+
 def test_embeddings() -> None:
     tokens = positions(S0, 7, BATCH, 3)
     check(aten.embedding.default, w(7, 4), tokens, makes=(S0,))
