@@ -11,8 +11,9 @@ from tests.strategies import PLAIN, Shape, random_costs, random_graph, random_tr
 from memfit.core.budget import Budget
 from memfit.core.costs import uniform_costs
 from memfit.core.graph import Graph, Op, Storage, Tensor
-from memfit.planning.anneal import anneal, explore_annealed, first_place, last_place
+from memfit.planning.anneal import anneal, first_place, last_place
 from memfit.planning.base import Problem
+from memfit.planning.crowd import explore_annealed
 from memfit.planning.model import Ints, Model, build_model
 from memfit.planning.push import CROWD, gather, push, push_back
 from memfit.planning.replay import INVALID, measure, peak_and_time, usage_of

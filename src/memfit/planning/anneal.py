@@ -11,26 +11,17 @@
 
 An order that is best by itself is not the best to recompute in, and what to recompute depends on the order: a random layered graph of 250 ops
 for which orders were found first and recomputation second got no plan in half a minute at 60 % of its peak, and gets one of 7 to 12 points so.
-Where it ends is a matter of luck, so there are many runs, side by side on two threads: first from the step itself, then from the best ones.
+Where it ends is a matter of luck, so there are many runs (`crowd.py`).
 """
 
 from __future__ import annotations
 
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
-from os import cpu_count
-from time import perf_counter
-
 import numpy as np
 
 from memfit.planning.kernel import kernel
-from memfit.planning.mend import excess
 from memfit.planning.model import Arrays, Floats, Ints
-from memfit.planning.polish import polish
 from memfit.planning.push import CROWD, gather, push, push_back
-from memfit.planning.replay import measure
 from memfit.planning.rerun import MOST, WHERE_IT_FITS, last_before, remake, strike, unmake, unstrike
-from memfit.planning.search import Search
 from memfit.planning.timeline import (
     BAD,
     BASE,
@@ -246,114 +237,3 @@ def anneal(a: Arrays, start: Ints, limit: int, toll: int, moves: int, heat: Floa
         if st[STATE, OVER] < best_over or (st[STATE, OVER] == best_over and st[STATE, TIME] < best_time):
             best, best_over, best_time = sequence_of(st), st[STATE, OVER], st[STATE, TIME]
     return best
-
-
-_FIRST_SHARE = 0.55
-"""Share of the time for runs from the step itself; in the rest runs set out from the best of those."""
-_LENGTHS = (1, 1, 2)
-"""How long runs are, as multiples of the shortest: short ones find most by their number, long ones what short ones never find."""
-_RUNS = 6
-"""The shortest run is so that this many of them fill the time of one thread."""
-_HOTS = (3.0, 6.0, 2.0)
-"""How hot runs begin, in times of an average op: the tighter the budget the hotter it must be, and nobody knows beforehand how tight it is."""
-_ELITE = 3
-_TRIAL_MOVES = 20_000
-_COLD, _DEAR = 0.03, 300.0
-"""In the end: warmth, and the price of an average storage too much, in times of an average op. (Against 0.1 and 60 in 30 s: random layered 100 and
-200 of seed 31337 at 60 % 8.0 and 9.4 points for 11.6 and none, 200 of seed 20611 at 50 % 0.8 for 1.4, `layered_n250` at 60 % 7.5 for 6.8.)"""
-_OVER_WARMTH = 3.0
-"""At first: of how many average storages too much one makes as little as of the warmth in time."""
-_TOLL = 0.005
-"""What a position over the limit counts extra, as a part of the limit: else a hundred bytes too much would be cheaper than any way to avoid them."""
-_MANY_FORMS, _MANY_RUNS, _MANY_HOTS, _MANY_COLD, _MANY_DEAR = 3000, 1.5, (0.3, 1.0), 0.1, 60.0
-"""Large graphs: from how many forms on there are so few runs, from an order that holds less, how hot they begin and how they end. On 10,000 random ops at
-60 % of the peak a run of 25 s ends with a plan of 0.2 points, where twelve short ones end with none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    over: int
-    time: int
-    sequence: Ints
-
-
-@dataclass(slots=True)
-class _Crowd:
-    """Where runs set out from, and what they came to, the best first."""
-
-    search: Search
-    start: Ints
-    random: np.random.Generator
-    stop: Ints = field(default_factory=lambda: np.zeros(1, np.int64))
-    found: list[_Found] = field(default_factory=list)
-    number: int = 0
-
-    def arguments(self, moves: int, again: bool) -> tuple[Ints, int, int, Floats, int]:
-        """Of the next run, from the step itself or (`again`, then less hot and with bytes dear from the beginning) from something found."""
-        hots, cold, dear = (_MANY_HOTS, _MANY_COLD, _MANY_DEAR) if _is_large(self.search) else (_HOTS, _COLD, _DEAR)
-        a, random, hot = self.search.problem.model.arrays, self.random, hots[self.number % len(hots)]
-        op_ns = max(float(a.time[self.start].mean()), 1.0)
-        byte_ns = op_ns / max(float(a.size[a.size > 0].mean()), 1.0)
-        start, cheap = self.start, hot / _OVER_WARMTH
-        self.number += 1
-        if again and self.found:
-            start = self.found[int(random.integers(min(_ELITE, len(self.found))))].sequence
-            hot, cheap = float(np.exp(random.uniform(-1.0, 1.0))), float(np.exp(random.uniform(1.0, 3.0)))
-        heat = np.array([hot * op_ns, cold * op_ns, cheap * byte_ns, dear * byte_ns])
-        return start, int(_TOLL * self.search.problem.limit_bytes), moves, heat, int(random.integers(2**31))
-
-    def run(self, start: Ints, toll: int, moves: int, heat: Floats, seed: int) -> _Found:
-        a, limit = self.search.problem.model.arrays, self.search.problem.limit_bytes
-        sequence = anneal(a, start, limit, toll, moves, heat, seed, self.stop)
-        usage = np.empty(len(sequence), np.int64)
-        measure(a, sequence, usage)
-        over = int(excess(usage, len(sequence), limit))
-        sequence = polish(a, sequence, limit) if over == 0 else sequence
-        return _Found(over=over, time=int(a.time[sequence].sum()), sequence=sequence)
-
-    def take(self, found: _Found) -> None:
-        """Remember it, and offer it as a plan."""
-        if all((found.over, found.time) != (known.over, known.time) for known in self.found):
-            self.found = sorted((*self.found, found), key=lambda item: (item.over, item.time))
-        self.search.offer(found.sequence, "annealing")
-
-
-def _is_large(search: Search) -> bool:
-    return search.problem.model.num_forms >= _MANY_FORMS
-
-
-def explore_annealed(search: Search, *, seconds: float, seed: int = 0) -> None:
-    """Runs of annealing, as many at once as there are cores (two at most), until the time is up or the plan is good enough."""
-    problem = search.problem
-    start, takes = search.siblings.plain[np.array(problem.model.agenda, np.int64)], problem.model.takes
-    if search.done or search.good_enough or not len(start) or any(takes[f] for f in start):
-        return  # what overwrites is not moved about
-    if _is_large(search) and search.rank is not None:
-        start = start[np.argsort(search.rank[start], kind="stable")]
-    began, seconds = problem.seconds, min(seconds, problem.seconds_left)
-    crowd = _Crowd(search, start, np.random.default_rng(seed))
-    if search.best is not None:
-        crowd.found.append(_Found(over=0, time=search.best_time_ns, sequence=search.siblings.plain[search.best]))
-    crowd.run(*crowd.arguments(1, False))  # loads it from disk
-    clock = perf_counter()
-    crowd.take(crowd.run(*crowd.arguments(_TRIAL_MOVES, False)))
-    runs = _MANY_RUNS if _is_large(search) else _RUNS
-    shortest = max(int(_TRIAL_MOVES * seconds / runs / max(perf_counter() - clock, 1e-3)), 1000)
-    running: set[Future[_Found]] = set()
-    workers = min(2, cpu_count() or 1)
-    with ThreadPoolExecutor(workers) as pool:
-        try:
-            while problem.seconds - began < seconds and not search.done and not search.good_enough:
-                while len(running) < workers:
-                    again = problem.seconds - began > _FIRST_SHARE * seconds and (search.best is not None or crowd.number % 2 == 0)
-                    length = 1 if _is_large(search) else _LENGTHS[crowd.number % len(_LENGTHS)]
-                    moves = shortest // 2 if again else shortest * length
-                    running.add(pool.submit(crowd.run, *crowd.arguments(moves, again)))
-                left = seconds - (problem.seconds - began)
-                done, running = wait(running, timeout=max(min(left, 0.5), 0.0), return_when=FIRST_COMPLETED)
-                for future in done:
-                    crowd.take(future.result())
-        finally:
-            crowd.stop[0] = 1
-    for future in running:
-        crowd.take(future.result())

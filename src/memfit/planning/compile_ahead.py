@@ -26,6 +26,7 @@ from memfit.core.costs import uniform_costs
 from memfit.core.graph import Graph, Op, Storage, Tensor
 from memfit.planning.anneal import anneal
 from memfit.planning.base import Problem
+from memfit.planning.beam import beam, ways_of
 from memfit.planning.calm import calm, calmed
 from memfit.planning.just_in_time import build, default_makers, keep_at
 from memfit.planning.keep_all import KeepAll
@@ -43,12 +44,13 @@ from memfit.planning.replay import drop_dead, measure, peak_and_time
 KERNELS = {
     "repair": (mended,),
     "annealing": (anneal,),
+    "beam": (beam,),
     "rest": (
         *(measure, drop_dead, overwrite, kept_after, build, calm, move_target, _best_fit),
         *(idle_values, inserted, closures_for, judge_insertions),  # for sequences that overwrite
     ),
 }
-"""What each process compiles, of about equal length; annealing where it is called for."""
+"""What each process compiles, of about equal length; annealing and the beam where they are called for."""
 
 _LEAST_CORES = 2
 _lock = threading.Lock()
@@ -98,6 +100,9 @@ def compile_now(name: str) -> None:
         return
     if name == "annealing":
         anneal(a, sequence, peak, 0, 1, np.ones(4), 0, np.zeros(1, np.int64))
+        return
+    if name == "beam":
+        beam(a, ways_of(model, sequence), peak, 1, 1, 0.0, 0, 0, np.zeros(1, np.int64))
         return
     Repairer(arrays=a, limit=peak - 1, maker=makers).run_judging(sequence, 2)
     overwrite(a, sequence, np.full(model.num_forms, -1, np.int64))

@@ -8,11 +8,11 @@ from time import perf_counter
 import numpy as np
 
 from memfit.core.outcome import Outcome, Status
-from memfit.planning.anneal import explore_annealed
 from memfit.planning.anytime import improve_until
 from memfit.planning.base import Planner, Problem
 from memfit.planning.chain_dp import ChainDp
 from memfit.planning.compile_ahead import with_kernels
+from memfit.planning.crowd import explore_annealed
 from memfit.planning.cut_planner import (
     LARGE,
     explore_calm,
@@ -96,7 +96,7 @@ class Portfolio:
 
     def _explore_irregular(self, search: Search) -> None:
         """Order and recomputation together, where the order alone does much; the bound last."""
-        search.problem = with_kernels(search.problem, ("annealing",))
+        search.problem = with_kernels(search.problem, ("annealing", "beam"))
         limit_s = search.problem.time_limit_s
         large = search.problem.model.num_forms >= LARGE
         if not large:
@@ -121,7 +121,7 @@ class Portfolio:
             explore_simple(search)
         if self.reorder and search.best is None and not search.done and problem.model.num_forms < LARGE:
             explore_dead_ends(search, seconds=_PROOF_SHARE * limit_s)
-            search.problem = problem = with_kernels(problem, ("annealing",))
+            search.problem = problem = with_kernels(problem, ("annealing", "beam"))
             explore_annealed(search, seconds=0.1 * limit_s, seed=self.seed)
         if limit_s < _AMPLE_S and not search.done and not search.good_enough and (search.best is None or search.gap_points > _FAR_POINTS):
             improve_until(search, seconds=_EARLY_SHARE * limit_s, seed=self.seed + 50)  # what a search gains it gains at once
