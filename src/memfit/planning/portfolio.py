@@ -117,7 +117,7 @@ class Portfolio:
         if self.reorder and (search.bound_ns <= search.floor.time_ns or search.best is None):
             explore_calm(search)  # no cut says that anything must be made twice: it may be a matter of order
         if not plain or search.best is None:  # what these give came with the plain plan
-            explore_chains(search, seconds=max(1.0, 0.1 * limit_s) if search.best is None else 0.05 * limit_s)
+            explore_chains(search, seconds=max(1.0, (0.1 if search.best is None else 0.05) * limit_s))
             explore_simple(search)
         if self.reorder and search.best is None and not search.done and problem.model.num_forms < LARGE:
             explore_dead_ends(search, seconds=_PROOF_SHARE * limit_s)
