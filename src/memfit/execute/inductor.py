@@ -29,6 +29,12 @@ Compiled = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 _LOSS = (aten._log_softmax.default, aten._log_softmax_backward_data.default, aten.nll_loss_forward.default, aten.nll_loss_backward.default)
 # Their rules are for other inputs (complex numbers, a type left out, empty parts) than tracing with the same rules leaves in a graph.
 _ASKED_BEFORE = (aten.add.Tensor, aten.cat.default, aten.full.default)
+# Asked for by name (`capture.pool_gradients`): Inductor has code for it as well as a rule to take it apart.
+_GATHERED = aten.max_pool2d_with_indices_backward.default
+_NOTHING_WRITTEN_OUT = {
+    "realize_reads_threshold": 100,
+    "realize_opcount_threshold": 1000,
+}  # a gradient of four windows is read from eight places
 # Inductor lowers these, but to a library's kernel that shares nothing with its neighbours.
 _LIBRARY = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolution, aten.convolution_backward, aten._convolution}
 
@@ -67,7 +73,7 @@ class Inductor:
 
     def compile(self, module: torch.fx.GraphModule, samples: Sequence[torch.Tensor]) -> Compiled:
         """Inductor's code, or the ops one by one where it has none."""
-        if any(n.target in decomposition_table() and n.target not in _ASKED_BEFORE for n in module.graph.nodes):
+        if any(n.target in decomposition_table() and n.target not in (*_ASKED_BEFORE, _GATHERED) for n in module.graph.nodes):
             module = _decomposed(module, samples)
         cast = _lone_cast(module)
         if cast is not None:
@@ -322,8 +328,9 @@ def _seeds_apart(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 def _decomposed(module: torch.fx.GraphModule, samples: Sequence[torch.Tensor]) -> torch.fx.GraphModule:
+    table = {target: rule for target, rule in decomposition_table().items() if target is not _GATHERED}
     with _fake_mode(samples):
-        traced: torch.fx.GraphModule = make_fx(module, decomposition_table=dict(decomposition_table()), tracing_mode="real")(*samples)
+        traced: torch.fx.GraphModule = make_fx(module, decomposition_table=table, tracing_mode="real")(*samples)
     return traced
 
 
@@ -332,6 +339,9 @@ def _compile(module: torch.fx.GraphModule, samples: Sequence[torch.Tensor]) -> C
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.utils import BoxedBool
 
+    settings = {"triton.cudagraphs": False} | (
+        _NOTHING_WRITTEN_OUT if module.graph.find_nodes(op="call_function", target=_GATHERED) else {}
+    )
     for node in module.graph.nodes:
         node.meta = {}  # Inductor finds out itself; in a key on disk it would be read, and a writer has none
     (output,) = module.graph.find_nodes(op="output")
@@ -343,7 +353,7 @@ def _compile(module: torch.fx.GraphModule, samples: Sequence[torch.Tensor]) -> C
     with (
         torch.no_grad(),
         tracing(TracingContext(mode)),
-        config.patch({"triton.cudagraphs": False}),
+        config.patch(settings),
         _same_keys_everywhere(),
         _keys_without_reasons(),
         _pools_inline(),
@@ -374,10 +384,35 @@ def _pools_inline() -> Iterator[None]:
     if pool is not None:
         lowering._max_pool_with_offsets = inline
     try:
-        yield
+        with _gradients_inline():
+            yield
     finally:
         if pool is not None:
             lowering._max_pool_with_offsets = pool
+
+
+@contextmanager
+def _gradients_inline() -> Iterator[None]:
+    """A max pool's gradient that is gathered is elementwise; Inductor writes it out to have it in another layout."""
+    from torch._inductor.ir import ExternKernel
+
+    lowerings = _lowering().lowerings
+    gather, relayout = lowerings.get(_GATHERED), ExternKernel.__dict__.get("require_channels_last")
+
+    def inline(*args: Any, **kwargs: Any) -> Any:
+        ExternKernel.require_channels_last = classmethod(lambda _, x: x)  # type: ignore[method-assign,assignment]
+        try:
+            return gather(*args, **kwargs)
+        finally:
+            ExternKernel.require_channels_last = relayout  # type: ignore[method-assign,assignment]
+
+    if gather is not None and relayout is not None:
+        lowerings[_GATHERED] = inline
+    try:
+        yield
+    finally:
+        if gather is not None:
+            lowerings[_GATHERED] = gather
 
 
 @contextmanager

@@ -1,0 +1,76 @@
+"""Max pooling's gradient by gathering: each place of the input looks at the windows it lies in, instead of being added to by them.
+
+    traced:    full(0) ─> scatter_add <─ positions, gradient        a buffer of the input's size, zeroed and added to, then read
+    gathered:  max_pool2d_with_indices_backward(gradient, positions)     worked out where it is read, in registers
+
+Inductor traces the first, which reads less where many windows overlap, and has code for the second. In a region with a normalisation's
+backward the buffer is as large as the activation beside it. Which is faster depends on the windows: both are offered, and measured.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+_POSITIONS = "prims._low_memory_max_pool_offsets_to_indices"
+_COPIES = (aten.view.default, aten.reshape.default, aten.clone.default)
+
+
+def scatters(target: Any) -> bool:
+    """Whether an op may be such a gradient."""
+    return target is aten.scatter_add.default
+
+
+def gathered(module: torch.fx.GraphModule) -> int:
+    """Replace them in a region's graph, in place; how many."""
+    found = [node for node in module.graph.find_nodes(op="call_function", target=aten.scatter_add.default) if _replace(node)]
+    if found:
+        module.graph.eliminate_dead_code()
+        module.recompile()
+    return len(found)
+
+
+def _replace(node: torch.fx.Node) -> bool:
+    zeros, dim, places, values = _arguments(node)
+    positions, change = _before_copies(places), _before_copies(values)
+    if zeros.target is not aten.full.default or zeros.args[1] != 0 or dim != 1 or not _is_positions(positions):
+        return False
+    _, kernel, plane, stride, padding, dilation = _arguments(positions)
+    shape, readers = change.meta["val"].shape, list(node.users)
+    sizes = [*shape[:2], *plane]
+    sized = all(user.target is aten.view.default and list(_arguments(user)[1]) == sizes for user in readers)
+    if not readers or not sized or len(shape) != 4 or shape != positions.meta["val"].shape:
+        return False
+    with node.graph.inserting_before(readers[0]):
+        like = node.graph.call_function(aten.full.default, (sizes, 0), dict(zeros.kwargs))  # of its input only the size is read
+        is_ceiled = [*shape[2:]] != _floored(plane, kernel, stride, padding, dilation)
+        arguments = (change, like, kernel, stride, padding, dilation, is_ceiled, positions)
+        made = node.graph.call_function(aten.max_pool2d_with_indices_backward.default, arguments)
+    like.meta["val"] = made.meta["val"] = readers[0].meta["val"]
+    for user in readers:
+        user.replace_all_uses_with(made)
+    return True
+
+
+def _floored(plane: list[int], kernel: list[int], stride: list[int], padding: list[int], dilation: list[int]) -> list[int]:
+    """Sizes after a pool that leaves out windows beyond the border."""
+    each = zip(plane, kernel, stride, padding, dilation, strict=True)
+    return [(size + 2 * pad - spread * (window - 1) - 1) // step + 1 for size, window, step, pad, spread in each]
+
+
+def _arguments(node: torch.fx.Node) -> tuple[Any, ...]:
+    return node.args
+
+
+def _is_positions(node: torch.fx.Node) -> bool:
+    return str(getattr(node.target, "overloadpacket", "")) == _POSITIONS
+
+
+def _before_copies(node: Any) -> torch.fx.Node:
+    """The value whose elements, in order, it holds: views to other sizes and copies in other layouts do not change that."""
+    while node.target in _COPIES:
+        node = node.args[0]
+    found: torch.fx.Node = node
+    return found
