@@ -26,6 +26,7 @@ from memfit.capture.batch_rules import SUMMED, UNIFORM, Rows, Split, State
 from memfit.capture.blocks import Part
 from memfit.capture.captured import Captured, OpCall, Ref
 from memfit.capture.compiler import Compiler, PlainOps
+from memfit.capture.pool_gradients import gathered
 from memfit.capture.region import Piece
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -108,6 +109,8 @@ def _piece(batch: Batch, part: Part, count: int, compiler: Compiler | None) -> P
     module, layouts = _Writer(batch, part, count).module()
     with torch.no_grad(), FakeTensorMode():
         _Shapes(module).run(*_empty(layouts))
+    if compiler is not None:
+        gathered(module, only_apart=True)
     nodes = [(n.op, str(n.target), str(n.args), str(n.kwargs)) for n in module.graph.nodes]
     digest = hashlib.sha256(repr((nodes, [str(layout) for layout in layouts])).encode()).hexdigest()[:16]
     piece = Piece(digest, len(part.ops), compiler or PlainOps(), lambda: (module, _fake(layouts)))
@@ -118,6 +121,10 @@ def _piece(batch: Batch, part: Part, count: int, compiler: Compiler | None) -> P
 
 class _Shapes(torch.fx.Interpreter):
     """Goes through a slice's ops without computing: one that does not take a slice says so, and no result is stretched to its place."""
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        n.meta["val"] = super().run_node(n)
+        return n.meta["val"]
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if target is aten.copy_.default and (args[0].shape, args[0].dtype) != (args[1].shape, args[1].dtype):
