@@ -260,7 +260,7 @@ def _is_worth_more(outcome: Outcome, settings: PlanSettings) -> bool:
 
 
 _SLOW = 1.08  # times the step that keeps everything: from there on the widest block in slices may be faster, though it always runs twice
-_BARE_S = 2.0
+_BARE_S = 1.0
 _SETTLED = 1.02  # times the step in slices that keeps everything: a longer block in slices takes longer by itself
 
 

@@ -128,7 +128,10 @@ class _Finder:
         made = [max((self.size(t) for t in op.outputs if self.maker.get(t) == op.id), default=0) for op in self.graph.ops[: self.boundary]]
         inside = [size if op in self.good else 0 for op, size in enumerate(made)]
         before = list(accumulate(inside, max))
-        others = max((size for op, size in enumerate(made) if op not in self.good), default=0)
+        samples = (
+            op for op in range(self.boundary) if op not in self.good and not self.cut_by_input.isdisjoint(self.graph.ops[op].outputs)
+        )
+        others = max((made[op] for op in samples), default=0)
         after = [*accumulate(reversed(inside), max)][::-1]
         border, since = self._borders, 0
         passed_on = {self.root[t] for op in self.graph.ops[: self.boundary + 1] if not self._is_view(op) for t in op.inputs} | self.kept

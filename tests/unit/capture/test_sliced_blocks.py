@@ -103,6 +103,15 @@ def test_no_block_where_width_does_not_fall_or_there_is_no_batch() -> None:
     assert blocks_of(step(Skips())) == []  # what is wide is read at the end again
 
 
+def test_weights_cast_for_each_step_do_not_count_as_width() -> None:
+    model = nn.Sequential(
+        *list(vgg().children())[:-2], nn.Flatten(), nn.Linear(32, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.Linear(4096, 5)
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        found = blocks_of(step(model))
+    assert len(found) >= 3
+
+
 def test_what_is_frozen_has_no_gradients_in_the_block() -> None:
     model = vgg()
     for parameter in list(model.parameters())[:2]:
