@@ -279,7 +279,7 @@ class _Search:
         """`whole` keeps everything. Without a plan the weakest refusal: a proof must hold for all forms."""
         found = self._attempt(usual)
         if not found or found[0][2].timeline.time_ns > _SLOW * whole.timeline.time_ns:
-            found += self._in_slices()
+            found += self._in_slices(whole)
         if not found:
             last = [self.task.costed(c, self.progress) for c in self.forms.by_convolutions()]
             found += self._attempt(last) if last else []
@@ -294,9 +294,9 @@ class _Search:
             self.refusals.append(refusal)
             return []
 
-    def _in_slices(self) -> Iterator[tuple[Captured, Costs, Plan]]:
-        """Plans for longer and longer blocks in slices, until one repeats next to nothing besides. A block that cannot fit even in no
-        workspace is not compiled."""
+    def _in_slices(self, whole: Plan) -> Iterator[tuple[Captured, Costs, Plan]]:
+        """Plans for longer and longer blocks in slices, until one is not slow or repeats next to nothing besides. A block that cannot fit
+        even in no workspace is not compiled."""
         for form in self.forms.in_slices():
             bare = find_plan(form.graph, uniform_costs(form.graph), self.budget, time_limit_s=_BARE_S)
             if bare.status is Status.INFEASIBLE:
@@ -306,7 +306,7 @@ class _Search:
             for entry in self._attempt([(captured, costs)]):
                 yield entry
                 least_ns = find_plan(captured.graph, costs, None, planner="keep_all").require_plan().timeline.time_ns
-                if entry[2].timeline.time_ns <= _SETTLED * least_ns:
+                if entry[2].timeline.time_ns <= max(_SETTLED * least_ns, _SLOW * whole.timeline.time_ns):
                     return
 
 
