@@ -41,8 +41,8 @@ def test_a_beam_that_follows_everything_finds_the_fastest_plan() -> None:
             continue
         model, best, limit = step
         a, plain = model.arrays, np.array(model.agenda, np.int64)
-        sequence = beam(a, ways_of(model, plain), limit, ANY, WIDE, 0.0, 0, seed, GO)
-        lean = beam(a, ways_of(model, plain), limit, ANY, WIDE, 0.3, 0, seed, GO)  # memory has a price: it need not be the fastest
+        sequence = beam(a, ways_of(model, plain), limit, ANY, WIDE, 0.0, seed % 2 == 0, 0, seed, GO)
+        lean = beam(a, ways_of(model, plain), limit, ANY, WIDE, 0.3, True, 0, seed, GO)  # memory has a price: it need not be the fastest
         assert len(lean) >= len(plain) if len(sequence) else not len(lean), seed
         if best is None:
             assert not len(sequence), f"seed {seed}: there is no plan"
@@ -65,12 +65,12 @@ def test_what_repeats_too_much_is_not_followed() -> None:
         model, _, limit = step
         a, plain = model.arrays, np.array(model.agenda, np.int64)
         ways = ways_of(model, plain)
-        sequence = beam(a, ways, limit, ANY, WIDE, 0.0, 0, 0, GO)
+        sequence = beam(a, ways, limit, ANY, WIDE, 0.0, False, 0, 0, GO)
         late = int(a.time[sequence].sum() - a.time[plain].sum())
         if len(sequence) and late > 0:
             tried += 1
-            assert not len(beam(a, ways, limit, late, WIDE, 0.0, 0, 0, GO)), seed
-            assert len(beam(a, ways, limit, late + 1, WIDE, 0.0, 0, 0, GO)), seed
-            stopped = beam(a, ways, limit, ANY, WIDE, 0.0, 0, 0, np.ones(1, np.int64))
+            assert not len(beam(a, ways, limit, late, WIDE, 0.0, False, 0, 0, GO)), seed
+            assert len(beam(a, ways, limit, late + 1, WIDE, 0.0, False, 0, 0, GO)), seed
+            stopped = beam(a, ways, limit, ANY, WIDE, 0.0, False, 0, 0, np.ones(1, np.int64))
             assert not len(stopped), seed
     assert tried >= 3

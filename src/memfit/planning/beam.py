@@ -8,7 +8,8 @@ How a step goes on from a set does not depend on how it came to it. So of two wa
 same ops are left to run as from another, but whose way repeats less, comes first. What f makes may still be read by an op that is left: then f
 has to run once more, and only that costs time. Sets with equally many ops left are a layer. Of each layer the fastest sets are followed, so many
 for each height of memory (else only the fastest would remain, which hold too much to get past the next wide op), ordered by the time they repeat
-and what they must repeat yet: each op that is left and does not fit beside what is there makes some of that come later once more.
+and what they must repeat yet: each op that is left and does not fit beside what is there makes some of that come later once more. A *deep* beam keeps
+places for chains of repeats too, fewer the longer they are: to get past a wide op it can take twenty, and each of them alone looks bad.
 
 Where annealing looks for half a minute without finding one of the few plans near the smallest budget there is, this finds one in seconds; where
 there is room, annealing finds better ones. (`dead_ends.py` goes the same way back, from one op, and proves that there is no plan at all.)
@@ -27,12 +28,15 @@ LEVELS = 32
 """Heights of memory, as parts of the limit, for each of which sets are followed."""
 _FAN = 32
 """Room for candidates, in times of the sets followed."""
+_DEPTHS, _DEEPER = 256, 6
+"""Repeats in a row that are followed at most, where they are counted, and room for the sets behind them, in times of those without."""
 _FAR = 2**60
 _STOPPED = 63
 """Every so many candidates the search looks up whether it is to stop."""
 
-PARENT, FORM, LATE, HELD, KEY, SCORE = 0, 1, 2, 3, 4, 5
-"""Of a candidate: the set it comes from and the form that ran, time of repeats so far, bytes, a number for the set, and what it is ordered by."""
+PARENT, FORM, LATE, HELD, KEY, SCORE, DEPTH = 0, 1, 2, 3, 4, 5, 6
+"""Of a candidate: the set it comes from and the form that ran, time of repeats so far, bytes, a number for the set, what it is ordered by, and repeats since
+an op ran that need not run again."""
 
 Table = Ints  # two-dimensional
 
@@ -203,13 +207,14 @@ def step_back(a: Arrays, w: Ways, row: Flags, f: int, held: int, key: int) -> tu
 
 
 @kernel
-def add(front: Table, table: Ints, count: int, parent: int, f: int, late: int, held: int, key: int, score: int) -> bool:
+def add(front: Table, table: Ints, count: int, parent: int, f: int, late: int, held: int, key: int, score: int, depth: int) -> bool:
     """A candidate more, if the set is new or was reached by repeating more."""
     at = place_of(table, front, key)
     if count >= front.shape[1] or (table[at] and front[LATE, table[at] - 1] <= late):
         return False
     front[PARENT, count], front[FORM, count], front[LATE, count] = parent, f, late
     front[HELD, count], front[KEY, count], front[SCORE, count] = held, key, score
+    front[DEPTH, count] = depth
     table[at] = count + 1
     return True
 
@@ -231,22 +236,28 @@ def way_back(history: Table, front: Table, count: int) -> Ints:
 
 
 @kernel
-def beam(a: Arrays, w: Ways, limit: int, most_ns: int, per_level: int, lean_ns: float, tie_ns: int, seed: int, stop: Ints) -> Ints:
-    """A plan that repeats less than `most_ns`, or nothing. `per_level` sets are followed for each height; up to `tie_ns` is added by chance."""
+def beam(
+    a: Arrays, w: Ways, limit: int, most_ns: int, per_level: int, lean_ns: float, deep: bool, tie_ns: int, seed: int, stop: Ints
+) -> Ints:
+    """A plan that repeats less than `most_ns`, or nothing.
+
+    `per_level` sets are followed for each height, and if `deep` for each length of a chain of repeats a share of that. `lean_ns` is the price of a byte,
+    and up to `tie_ns` is added by chance.
+    """
     np.random.seed(seed)
     room, num = per_level * LEVELS * _FAN, len(w.maker)
-    fronts, counts = np.empty((2, 6, room), np.int64), np.zeros(2, np.int64)
+    fronts, counts = np.empty((2, 7, room), np.int64), np.zeros(2, np.int64)
     slots = 4
     while slots < 2 * room:
         slots *= 2
     tables, heap = np.zeros((2, slots), np.int64), np.empty(room, np.int64)
-    rows, begins = np.empty((2, per_level * (LEVELS + 1), num), np.bool_), np.zeros(2, np.int64)
+    rows, begins = np.empty((2, per_level * (LEVELS + 1) * _DEEPER, num), np.bool_), np.zeros(2, np.int64)
     history, known, looked = np.empty((2, 1024), np.int64), 0, -1
-    members, left, followed = np.empty(num, np.int64), np.empty(w.before.shape[1], np.bool_), np.empty(LEVELS + 1, np.int64)
+    members, left, followed = np.empty(num, np.int64), np.empty(w.before.shape[1], np.bool_), np.empty((_DEPTHS, LEVELS + 1), np.int64)
     start = 0
     for s in range(num):
         start += w.weight[s] if w.end[s] else 0
-    add(fronts[0], tables[0], 0, -1, -1, 0, start, 0, 0)
+    add(fronts[0], tables[0], 0, -1, -1, 0, start, 0, 0, 0)
     counts[0] = 1
     for layer in range(w.forms):
         now, then = layer & 1, 1 - (layer & 1)
@@ -267,7 +278,9 @@ def beam(a: Arrays, w: Ways, limit: int, most_ns: int, per_level: int, lean_ns: 
             sift_down(heap, front[SCORE], waiting, 0)
             late, held, key = front[LATE, c], front[HELD, c], front[KEY, c]
             level = min(held * LEVELS // max(limit, 1), LEVELS)
-            if followed[level] >= per_level or table[place_of(table, front, key)] != c + 1:
+            depth = front[DEPTH, c]
+            full = followed[depth, level] >= max(per_level // (1 + depth), 1) or known - begins[now] == rows.shape[1]
+            if full or table[place_of(table, front, key)] != c + 1:
                 continue
             row, parent = rows[now, known - begins[now]], front[PARENT, c]
             if parent < 0:
@@ -289,10 +302,10 @@ def beam(a: Arrays, w: Ways, limit: int, most_ns: int, per_level: int, lean_ns: 
             if known == history.shape[1]:
                 history = np.concatenate((history, np.empty_like(history)), axis=1)
             history[0, known], history[1, known] = parent, front[FORM, c]
-            followed[level] += 1
+            followed[depth, level] += 1
             for i in range(count):
                 f = w.maker[members[i]]
-                if f < 0 or (left[f] and w.once[f]):
+                if f < 0 or (left[f] and (w.once[f] or depth + 1 == _DEPTHS)):
                     continue
                 after, number, working = step_back(a, w, row, f, held, key)
                 again = late + a.time[f] if left[f] else late
@@ -300,7 +313,7 @@ def beam(a: Arrays, w: Ways, limit: int, most_ns: int, per_level: int, lean_ns: 
                     continue
                 to = now if left[f] else then
                 score = max(again, ahead) + int(lean_ns * after + tie_ns * np.random.random())
-                if add(fronts[to], tables[to], counts[to], known, f, again, after, number, score):
+                if add(fronts[to], tables[to], counts[to], known, f, again, after, number, score, depth + 1 if deep and left[f] else 0):
                     counts[to] += 1
                     if left[f]:
                         heap[waiting] = counts[to] - 1

@@ -102,7 +102,7 @@ def compile_now(name: str) -> None:
         anneal(a, sequence, peak, 0, 1, np.ones(4), 0, np.zeros(1, np.int64))
         return
     if name == "beam":
-        beam(a, ways_of(model, sequence), peak, 1, 1, 0.0, 0, 0, np.zeros(1, np.int64))
+        beam(a, ways_of(model, sequence), peak, 1, 1, 0.0, True, 0, 0, np.zeros(1, np.int64))
         return
     Repairer(arrays=a, limit=peak - 1, maker=makers).run_judging(sequence, 2)
     overwrite(a, sequence, np.full(model.num_forms, -1, np.int64))

@@ -46,10 +46,10 @@ _MANY_FORMS, _MANY_RUNS, _MANY_HOTS, _MANY_COLD, _MANY_DEAR = 3000, 1.5, (0.3, 1
 60 % of the peak a run of 25 s ends with a plan of 0.2 points, where twelve short ones end with none."""
 
 
-_BEAMS = ((64, 0.0), (64, 3.0), (128, 0.3), (128, 1.0), (256, 0.0), (256, 3.0), (512, 0.3), (512, 1.0))
-"""Beams, one after the other: sets they follow for each height of memory, and the price of all memory, in times of the step. Which of them gets past the
-widest ops nobody knows; they end early where they do not."""
-_BEAM_SHARE, _MOST_FORMS, _TIE = 0.25, 1000, 1e-4
+_BEAMS = ((64, 0.0, False), (32, 1.0, True), (64, 0.3, True), (64, 3.0, True), (128, 0.0, False), (128, 1.0, True))
+"""Beams, one after the other: sets they follow for each height of memory, the price of all memory, in times of the step, and whether deep. Which of them gets
+past the widest ops nobody knows; they end early where they do not."""
+_BEAM_SHARE, _MOST_FORMS, _TIE = 0.3, 1000, 1e-4
 """Share of the time in which beams begin, the size of graphs up to which they do, and the share of the step's time below which chance decides between
 two sets."""
 
@@ -63,7 +63,10 @@ class _Found:
 
 @dataclass(kw_only=True)
 class _Crowd:
-    """Where runs set out from, and what they came to, the best first. `number` counts runs, `beams` those of the beam, `beaming` while one runs."""
+    """Where runs set out from, and what they came to, the best first. `number` counts runs, `beams` those of the beam, `beaming` while one runs.
+
+    `fits` once annealing has a plan of its own: that of a beam is seldom the place to spend all the time from.
+    """
 
     search: Search
     start: Ints
@@ -73,6 +76,7 @@ class _Crowd:
     number: int = 0
     beams: int = 0
     beaming: bool = False
+    fits: bool = False
 
     @cached_property
     def ways(self) -> Ways:
@@ -80,9 +84,8 @@ class _Crowd:
 
     @property
     def wants_beam(self) -> bool:
-        """One at a time, while nothing is known."""
-        possible = self.search.problem.model.num_forms <= _MOST_FORMS and self.beams < len(_BEAMS)
-        return possible and not self.beaming and self.search.best is None
+        """One at a time, until one of them or annealing gives a plan."""
+        return self.search.problem.model.num_forms <= _MOST_FORMS and self.beams < len(_BEAMS) and not self.beaming and not self.fits
 
     def next_beam(self) -> partial[_Found | None]:
         self.beaming, self.beams = True, self.beams + 1
@@ -109,11 +112,11 @@ class _Crowd:
         measure(a, sequence, usage)
         return self._polished(sequence, int(excess(usage, len(sequence), limit)))
 
-    def run_beam(self, width: int, lean: float, seed: int) -> _Found | None:
+    def run_beam(self, width: int, lean: float, deep: bool, seed: int) -> _Found | None:
         problem, a = self.search.problem, self.search.problem.model.arrays
         base_ns, limit = int(a.time[self.start].sum()), problem.limit_bytes
         most_ns = 2**60 if self.search.best is None else self.search.best_time_ns - base_ns
-        sequence = beam(a, self.ways, limit, most_ns, width, lean * base_ns / max(limit, 1), int(_TIE * base_ns), seed, self.stop)
+        sequence = beam(a, self.ways, limit, most_ns, width, lean * base_ns / max(limit, 1), deep, int(_TIE * base_ns), seed, self.stop)
         return self._polished(sequence, 0) if len(sequence) else None
 
     def _polished(self, sequence: Ints, over: int) -> _Found:
@@ -127,6 +130,8 @@ class _Crowd:
             if all((found.over, found.time) != (known.over, known.time) for known in self.found):
                 self.found = sorted((*self.found, found), key=lambda item: (item.over, item.time))
             self.search.offer(found.sequence, "beam" if is_beam else "annealing")
+            self.fits |= found.over == 0 and not is_beam
+            self.beams = len(_BEAMS) if is_beam else self.beams
         self.beaming = self.beaming and not is_beam
 
 
@@ -157,7 +162,7 @@ def explore_annealed(search: Search, *, seconds: float, seed: int = 0) -> None:
         try:
             while problem.seconds - began < seconds and not search.done and not search.good_enough:
                 while len(running) < workers:
-                    again = problem.seconds - began > _FIRST_SHARE * seconds and (search.best is not None or crowd.number % 2 == 0)
+                    again = problem.seconds - began > _FIRST_SHARE * seconds and (crowd.fits or crowd.number % 2 == 0)
                     length = 1 if _is_large(search) else _LENGTHS[crowd.number % len(_LENGTHS)]
                     if crowd.wants_beam and problem.seconds - began < _BEAM_SHARE * seconds and (running or workers == 1):
                         running[pool.submit(crowd.next_beam())] = True
