@@ -23,14 +23,15 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 from benchmarks.peers import PEERS, Peer, checkpoint_blocks
 from memfit.capture.captured import Captured, Role
 from memfit.capture.inputs import Call
+from memfit.choice import PlanSettings, best_plan
 from memfit.core.budget import Budget
 from memfit.core.errors import MemfitError
 from memfit.core.plan import Plan
 from memfit.execute.codegen import generate
 from memfit.execute.session import Ready, Session, run
-from memfit.prepare import PlanSettings, Task, best_plan
 from memfit.profile.allocations import peaks_of
 from memfit.report.progress import Progress
+from memfit.task import Task
 
 
 def main() -> None:

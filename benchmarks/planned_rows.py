@@ -36,12 +36,13 @@ from benchmarks.replays import recorded
 def planned(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str, args: argparse.Namespace) -> Rows:
     """memfit at several budgets. Tracing, compiling and measuring happen once, and are timed as the cold start."""
     from memfit.capture.inputs import Call
+    from memfit.choice import PlanSettings, best_plan
     from memfit.core.budget import Budget
     from memfit.core.errors import MemfitError
     from memfit.core.schedule import Offload
     from memfit.execute.codegen import generate
     from memfit.execute.session import Ready, Session, run
-    from memfit.prepare import PlanSettings, allocator_slack, best_plan
+    from memfit.prepare import allocator_slack
     from memfit.report.progress import Progress
     from memfit.task import Task, ending_writers
 

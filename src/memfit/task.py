@@ -53,7 +53,7 @@ class Task:
         return self._captured(self._traced(call, None), accumulates, None)
 
     def offers(self, call: Call, *, accumulates: bool = False) -> Offers:
-        """The forms of the step among which `prepare.best_plan` chooses."""
+        """The forms of the step among which `choice.best_plan` chooses."""
         return Offers(self, call, accumulates)
 
     def _eager_offers(self, call: Call, accumulates: bool) -> Iterator[Captured]:

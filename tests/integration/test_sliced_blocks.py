@@ -166,7 +166,7 @@ def test_not_offered_without_variants_nor_taken_where_the_step_fits() -> None:
 
 @compiled
 def test_a_slow_plan_has_the_block_in_slices_beside_it_and_the_faster_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memfit import prepare
+    from memfit import choice
 
     tried: list[str] = []
     in_slices = Offers.in_slices
@@ -175,7 +175,7 @@ def test_a_slow_plan_has_the_block_in_slices_beside_it_and_the_faster_is_taken(m
     kwargs: dict[str, Any] = {"example_targets": (y,), "engine": "inductor", "budget": "1GiB", "time_limit_s": 4, **CROSS_ENTROPY}
     usual = memfit.fit(copy.deepcopy(model), (x,), **kwargs)
     assert tried == []  # not made, let alone compiled
-    monkeypatch.setattr(prepare, "_SLOW", 0.0)
+    monkeypatch.setattr(choice, "_SLOW", 0.0)
     fitted = memfit.fit(copy.deepcopy(model), (x,), **kwargs)
     assert len(tried) == 1  # its plan repeats nothing: a longer block cannot be faster
     assert fitted.plan.timeline.time_ns <= usual.plan.timeline.time_ns

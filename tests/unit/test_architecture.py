@@ -40,7 +40,7 @@ LIBRARIES = {
     "report": {"numpy", "rich", "jinja2", "matplotlib"},
 }
 LIBRARY_FILES = {"ortools": 1, "checkpoint_schedules": 1, "dask": 1, "distributed": 1}  # behind at most this many files in the house
-OPEN_ROOMS = {"cli", "schedules", "api.py", "backend.py", "prepare.py", "task.py", "__init__.py", "__main__.py"}
+OPEN_ROOMS = {"cli", "schedules", "api.py", "backend.py", "choice.py", "prepare.py", "task.py", "__init__.py", "__main__.py"}
 
 
 def _imports(path: Path) -> set[str]:

@@ -391,11 +391,6 @@ def _pools_inline() -> Iterator[None]:
             lowering._max_pool_with_offsets = pool
 
 
-def _gathers_from_several(module: torch.fx.GraphModule) -> bool:
-    pools = [(n.args[2], n.args[3]) for n in module.graph.find_nodes(op="call_function", target=_GATHERED)]
-    return any(window > step for kernel, stride in pools for window, step in zip(kernel, stride, strict=True))
-
-
 @contextmanager
 def _gradients_inline() -> Iterator[None]:
     """A max pool's gradient that is gathered is elementwise; Inductor writes it out to have it in another layout."""

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from tests.small import training_chain
 
-from memfit import prepare
+from memfit import choice
+from memfit.choice import PlanSettings, best_plan
 from memfit.core.budget import Budget
 from memfit.core.costs import uniform_costs
 from memfit.core.outcome import Outcome
-from memfit.prepare import PlanSettings, best_plan
 from memfit.report.progress import Progress
 
 
@@ -21,13 +21,13 @@ from memfit.report.progress import Progress
 def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What every search was given."""
     given: list[float] = []
-    plan_captured = prepare.plan_captured
+    plan_captured = choice.plan_captured
 
     def note(*args: Any, time_limit_s: float, **more: Any) -> Outcome:
         given.append(round(time_limit_s, 6))
         return plan_captured(*args, time_limit_s=time_limit_s, **more)
 
-    monkeypatch.setattr(prepare, "plan_captured", note)
+    monkeypatch.setattr(choice, "plan_captured", note)
     return given
 
 
@@ -39,7 +39,7 @@ def offers(count: int, made: list[int]) -> Iterator[Any]:
 
 def peak() -> int:
     graph = training_chain(8)
-    return prepare.find_plan(graph, uniform_costs(graph), None, planner="keep_all").require_plan().timeline.peak_bytes
+    return choice.find_plan(graph, uniform_costs(graph), None, planner="keep_all").require_plan().timeline.peak_bytes
 
 
 def search(count: int, budget: int, **settings: Any) -> list[int]:
