@@ -49,9 +49,11 @@ _MANY_FORMS, _MANY_RUNS, _MANY_HOTS, _MANY_COLD, _MANY_DEAR = 3000, 1.5, (0.3, 1
 _BEAMS = ((64, 0.0, False), (32, 1.0, True), (64, 0.3, True), (64, 3.0, True), (128, 0.0, False), (128, 1.0, True))
 """Beams, one after the other: sets they follow for each height of memory, the price of all memory, in times of the step, and whether deep. Which of them gets
 past the widest ops nobody knows; they end early where they do not."""
+_LATE_WIDTH = 256
+"""Of the first beam that looks for a plan faster than the best one known. What takes longer is not followed, so it is as good as a wider one without."""
 _BEAM_SHARE, _MOST_FORMS, _TIE = 0.3, 1000, 1e-4
-"""Share of the time in which beams begin, the size of graphs up to which they do, and the share of the step's time below which chance decides between
-two sets."""
+"""Share of the time in which beams for a first plan begin, the size of graphs up to which they do, and the share of the step's time below which
+chance decides between two sets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,8 @@ class _Found:
 
 @dataclass(kw_only=True)
 class _Crowd:
-    """Where runs set out from, and what they came to, the best first. `number` counts runs, `beams` those of the beam, `beaming` while one runs.
+    """Where runs set out from, and what they came to, the best first. `number` counts runs, `beams` those of the beam, `beaming` while one
+    runs, `late` if that is one that looks for a faster plan.
 
     `fits` once annealing has a plan of its own: that of a beam is seldom the place to spend all the time from.
     """
@@ -76,20 +79,26 @@ class _Crowd:
     number: int = 0
     beams: int = 0
     beaming: bool = False
+    late: bool = False
     fits: bool = False
+    late_width: int = _LATE_WIDTH
 
     @cached_property
     def ways(self) -> Ways:
         return ways_of(self.search.problem.model, self.start)
 
-    @property
-    def wants_beam(self) -> bool:
-        """One at a time, until one of them or annealing gives a plan."""
-        return self.search.problem.model.num_forms <= _MOST_FORMS and self.beams < len(_BEAMS) and not self.beaming and not self.fits
-
-    def next_beam(self) -> partial[_Found | None]:
-        self.beaming, self.beams = True, self.beams + 1
-        return partial(self.run_beam, *_BEAMS[self.beams - 1], int(self.random.integers(2**31)))
+    def next_beam(self, late: bool) -> partial[_Found | None] | None:
+        """One at a time: until one of them or annealing has a plan; `late` one that looks for a faster plan, and wider ones as long as they find it."""
+        if self.beaming or self.search.problem.model.num_forms > _MOST_FORMS:
+            return None
+        if late and self.search.best is not None and self.late_width:
+            kind = (self.late_width, 0.0, False)
+        elif not late and not self.fits and self.beams < len(_BEAMS):
+            kind, self.beams = _BEAMS[self.beams], self.beams + 1
+        else:
+            return None
+        self.beaming, self.late = True, late
+        return partial(self.run_beam, *kind, int(self.random.integers(2**31)))
 
     def arguments(self, moves: int, again: bool) -> tuple[Ints, int, int, Floats, int]:
         """Of the next run, from the step itself or (`again`, then less hot and with bytes dear from the beginning) from something found."""
@@ -126,13 +135,16 @@ class _Crowd:
 
     def take(self, found: _Found | None, is_beam: bool) -> None:
         """Remember it, and offer it as a plan."""
+        better = False
         if found is not None:
             if all((found.over, found.time) != (known.over, known.time) for known in self.found):
                 self.found = sorted((*self.found, found), key=lambda item: (item.over, item.time))
-            self.search.offer(found.sequence, "beam" if is_beam else "annealing")
+            better = self.search.offer(found.sequence, "beam" if is_beam else "annealing")
             self.fits |= found.over == 0 and not is_beam
-            self.beams = len(_BEAMS) if is_beam else self.beams
-        self.beaming = self.beaming and not is_beam
+        if is_beam:
+            self.beaming = False
+            self.beams = self.beams if found is None else len(_BEAMS)
+            self.late_width *= (2 if better else 0) if self.late else 1
 
 
 def _is_large(search: Search) -> bool:
@@ -162,11 +174,14 @@ def explore_annealed(search: Search, *, seconds: float, seed: int = 0) -> None:
         try:
             while problem.seconds - began < seconds and not search.done and not search.good_enough:
                 while len(running) < workers:
-                    again = problem.seconds - began > _FIRST_SHARE * seconds and (crowd.fits or crowd.number % 2 == 0)
-                    length = 1 if _is_large(search) else _LENGTHS[crowd.number % len(_LENGTHS)]
-                    if crowd.wants_beam and problem.seconds - began < _BEAM_SHARE * seconds and (running or workers == 1):
-                        running[pool.submit(crowd.next_beam())] = True
+                    share = (problem.seconds - began) / max(seconds, 1e-9)
+                    late = share > _FIRST_SHARE
+                    may_beam = (running or workers == 1) and (late or share < _BEAM_SHARE)
+                    if may_beam and (job := crowd.next_beam(late)) is not None:
+                        running[pool.submit(job)] = True
                         continue
+                    again = late and (crowd.fits or crowd.number % 2 == 0)
+                    length = 1 if _is_large(search) else _LENGTHS[crowd.number % len(_LENGTHS)]
                     moves = shortest // 2 if again else shortest * length
                     running[pool.submit(crowd.run, *crowd.arguments(moves, again))] = False
                 left = seconds - (problem.seconds - began)
