@@ -49,8 +49,9 @@ _MANY_FORMS, _MANY_RUNS, _MANY_HOTS, _MANY_COLD, _MANY_DEAR = 3000, 1.5, (0.3, 1
 _BEAMS = ((64, 0.0, False), (32, 1.0, True), (64, 0.3, True), (64, 3.0, True), (128, 0.0, False), (128, 1.0, True))
 """Beams, one after the other: sets they follow for each height of memory, the price of all memory, in times of the step, and whether deep. Which of them gets
 past the widest ops nobody knows; they end early where they do not."""
-_LATE_WIDTH = 256
-"""Of the first beam that looks for a plan faster than the best one known. What takes longer is not followed, so it is as good as a wider one without."""
+_LATE_WIDTH, _LATE_FORMS = 256, 150
+"""Of the first beam that looks for a plan faster than the best one known, and the size of graphs up to which it is tried: on larger ones it takes more of the
+time than it is worth. What takes longer than the plan is not followed, so it is as good as a wider one without."""
 _BEAM_SHARE, _MOST_FORMS, _TIE = 0.3, 1000, 1e-4
 """Share of the time in which beams for a first plan begin, the size of graphs up to which they do, and the share of the step's time below which
 chance decides between two sets."""
@@ -91,7 +92,7 @@ class _Crowd:
         """One at a time: until one of them or annealing has a plan; `late` one that looks for a faster plan, and wider ones as long as they find it."""
         if self.beaming or self.search.problem.model.num_forms > _MOST_FORMS:
             return None
-        if late and self.search.best is not None and self.late_width:
+        if late and self.search.best is not None and self.late_width and self.search.problem.model.num_forms <= _LATE_FORMS:
             kind = (self.late_width, 0.0, False)
         elif not late and not self.fits and self.beams < len(_BEAMS):
             kind, self.beams = _BEAMS[self.beams], self.beams + 1
