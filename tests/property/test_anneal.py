@@ -211,7 +211,8 @@ def test_runs_come_back_with_sequences_that_can_run_and_are_no_worse() -> None:
 
 def test_a_run_stops_when_it_is_told_to() -> None:
     _, model, agenda, limit = _models(30)[0]
-    anneal(model.arrays, agenda, limit, 0, 2**40, np.array([1e6, 1e4, 1e3, 1e6]), 0, np.ones(1, np.int64))
+    stopped = anneal(model.arrays, agenda, limit, 0, 2**40, np.array([1e6, 1e4, 1e3, 1e6]), 0, np.ones(1, np.int64))
+    assert peak_and_time(model.arrays, stopped)[0] != INVALID  # a whole sequence all the same
 
 
 def test_recomputation_is_found_where_no_order_fits() -> None:
