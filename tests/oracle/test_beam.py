@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
 
 import numpy as np
@@ -33,13 +34,16 @@ def _step(seed: int) -> tuple[Model, int | None, int] | None:
     return (model, best_time_ns(graph, costs, limit, max_states=10**6), limit) if usable else None
 
 
+def _steps(count: int) -> Iterator[tuple[int, Model, int | None, int]]:
+    for seed in range(count):
+        step = _step(seed)
+        if step is not None:
+            yield seed, *step
+
+
 def test_a_beam_that_follows_everything_finds_the_fastest_plan() -> None:
     seen = {"nothing to repeat": 0, "repeats": 0, "none": 0}
-    for seed in range(400):
-        step = _step(seed)
-        if step is None:
-            continue
-        model, best, limit = step
+    for seed, model, best, limit in _steps(400):
         a, plain = model.arrays, np.array(model.agenda, np.int64)
         sequence = beam(a, ways_of(model, plain), limit, ANY, WIDE, 0.0, seed % 2 == 0, 0, seed, GO)
         lean = beam(a, ways_of(model, plain), limit, ANY, WIDE, 0.3, True, 0, seed, GO)  # memory has a price: it need not be the fastest
@@ -58,11 +62,7 @@ def test_a_beam_that_follows_everything_finds_the_fastest_plan() -> None:
 
 def test_what_repeats_too_much_is_not_followed() -> None:
     tried = 0
-    for seed in range(200):
-        step = _step(seed)
-        if step is None:
-            continue
-        model, _, limit = step
+    for seed, model, _, limit in _steps(200):
         a, plain = model.arrays, np.array(model.agenda, np.int64)
         ways = ways_of(model, plain)
         sequence = beam(a, ways, limit, ANY, WIDE, 0.0, False, 0, 0, GO)

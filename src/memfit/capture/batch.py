@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
-from memfit.capture.batch_rules import UNIFORM, WHOLE, Answer, Asked, Split, State, ask
+from memfit.capture.batch_rules import ask
+from memfit.capture.batch_states import UNIFORM, WHOLE, Answer, Asked, Split, State
 from memfit.capture.captured import Captured, Role
 from memfit.core.graph import Kind
 

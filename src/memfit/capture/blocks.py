@@ -20,7 +20,7 @@ from itertools import accumulate
 from torch.utils.flop_counter import flop_registry
 
 from memfit.capture.batch import Batch
-from memfit.capture.batch_rules import SUMMED, UNIFORM, Split
+from memfit.capture.batch_states import SUMMED, UNIFORM, Split
 from memfit.capture.captured import Role
 from memfit.core.graph import Op
 

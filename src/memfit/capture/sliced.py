@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
 from memfit.capture.batch import Batch
-from memfit.capture.batch_rules import SUMMED, UNIFORM, Rows, Split, State
+from memfit.capture.batch_states import SUMMED, UNIFORM, Rows, Split, State
 from memfit.capture.blocks import Part
 from memfit.capture.captured import Captured, OpCall, Ref
 from memfit.capture.compiler import Compiler, PlainOps

@@ -121,6 +121,23 @@ def sift_down(heap: Ints, score: Ints, count: int, i: int) -> None:
 
 
 @kernel
+def heaped(heap: Ints, score: Ints, count: int) -> None:
+    """All candidates, as a heap."""
+    for i in range(count):
+        heap[i] = i
+    for i in range(count // 2 - 1, -1, -1):
+        sift_down(heap, score, count, i)
+
+
+@kernel
+def push(heap: Ints, score: Ints, count: int, c: int) -> int:
+    """One candidate more; how many there are then."""
+    heap[count] = c
+    sift_up(heap, score, count)
+    return count + 1
+
+
+@kernel
 def place_of(table: Ints, front: Table, key: int) -> int:
     """Where the table has, or would have, the candidate for the set with this number; it holds candidates from 1 on."""
     mask = len(table) - 1
@@ -264,10 +281,7 @@ def beam(
         front, table = fronts[now], tables[now]
         tables[then], counts[then], followed[:] = 0, 0, 0
         begins[now], waiting = known, counts[now]
-        for i in range(waiting):
-            heap[i] = i
-        for i in range(waiting // 2 - 1, -1, -1):
-            sift_down(heap, front[SCORE], waiting, i)
+        heaped(heap, front[SCORE], waiting)
         while waiting > 0:
             looked += 1
             if looked & _STOPPED == 0 and stop[0]:
@@ -295,9 +309,7 @@ def beam(
             score = ahead + int(lean_ns * held)
             if score > front[SCORE, c] + tie_ns:  # not its turn yet
                 front[SCORE, c] = score
-                heap[waiting] = c
-                waiting += 1
-                sift_up(heap, front[SCORE], waiting - 1)
+                waiting = push(heap, front[SCORE], waiting, c)
                 continue
             if known == history.shape[1]:
                 history = np.concatenate((history, np.empty_like(history)), axis=1)
@@ -316,9 +328,7 @@ def beam(
                 if add(fronts[to], tables[to], counts[to], known, f, again, after, number, score, depth + 1 if deep and left[f] else 0):
                     counts[to] += 1
                     if left[f]:
-                        heap[waiting] = counts[to] - 1
-                        waiting += 1
-                        sift_up(heap, front[SCORE], waiting - 1)
+                        waiting = push(heap, front[SCORE], waiting, counts[to] - 1)
             known += 1
         if counts[then] == 0:
             return history[0, :0]

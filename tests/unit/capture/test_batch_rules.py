@@ -9,7 +9,8 @@ import torch
 from torch.utils._pytree import tree_map
 
 import memfit.execute.inductor as inductor
-from memfit.capture.batch_rules import SUMMED, UNIFORM, WHOLE, Answer, Asked, Rows, Split, State, ask
+from memfit.capture.batch_rules import ask
+from memfit.capture.batch_states import SUMMED, UNIFORM, WHOLE, Answer, Asked, Rows, Split, State
 from memfit.capture.captured import OpCall, Ref
 
 inductor._lowering()  # declares Inductor's own ops

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from memfit.capture.batch import analyse
-from memfit.capture.batch_rules import SUMMED, WHOLE, Split
+from memfit.capture.batch_states import SUMMED, WHOLE, Split
 from memfit.capture.blocks import Block, find_blocks
 from memfit.capture.captured import Captured, Role
 from memfit.capture.inputs import Call
