@@ -37,6 +37,7 @@ def gpu() -> Iterator[None]:
             yield
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
+                torch.cuda.empty_cache()  # the next one may need the room
         finally:
             if file is not None:
                 _signal_others(signal.SIGCONT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import pickle
 import time
 from collections.abc import Iterator
@@ -36,12 +37,13 @@ from benchmarks.replays import recorded
 def planned(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str, args: argparse.Namespace) -> Rows:
     """memfit at several budgets. Tracing, compiling and measuring happen once, and are timed as the cold start."""
     from memfit.capture.inputs import Call
-    from memfit.choice import PlanSettings, best_plan
+    from memfit.choice import FormSearch, PlanSettings
     from memfit.core.budget import Budget
     from memfit.core.errors import MemfitError
     from memfit.core.schedule import Offload
     from memfit.execute.codegen import generate
     from memfit.execute.session import Ready, Session, run
+    from memfit.planning import plan as find_plan
     from memfit.prepare import allocator_slack
     from memfit.report.progress import Progress
     from memfit.task import Task, ending_writers
@@ -53,22 +55,22 @@ def planned(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str
             exact = exact_gradients(peer, model, inputs, targets, device)
     task = Task(model=model, loss_fn=peer.loss, num_targets=len(targets), engine="inductor")
     call = Call.flatten((*inputs, *targets), {})
-    offers: list[Any] = []
+    forms = _Forms(task)
     with ending_writers():
-        for row in _offers(peer, task, call, device, offers):
-            yield row
+        yield from _starts(peer, task, call, device, forms)
+    offers = list(forms.measured)
     if args.keep:
         args.keep.mkdir(parents=True, exist_ok=True)
         (args.keep / f"{peer.name}.pickle").write_bytes(pickle.dumps([(c.graph, costs) for c, costs in offers]))
     sources = (*model.parameters(), *model.buffers(), *call.tensors)
     full = compiled_peak(args.output, peer.name)
-    sliced: list[Any] = []
+    whole = find_plan(offers[0][0].graph, offers[0][1], None, planner="keep_all").require_plan()
     shares = [float(f) for f in args.fractions.split(",") if f]
     queue = [("a third of eager", peak // 3, 0, 1) for peak in peaks_before(args.output, peer.name, "eager")[-1:]]
     queue += [(f"{share:.0%}", int(full * share), 0, 1) for share in shares]
     queue += [(f"where {name} is", peak, 0, 1) for name, peak in peer_peaks(args.output, peer.name, [full * share for share in shares])]
-    others = ["offload"] * args.offload + ["replayed"] * args.replay
-    queue = [entry for plain in queue for entry in (plain, *((f"{plain[0]}, {other}", *plain[1:]) for other in others))]
+    ways = ["offload"] * args.offload + ["replayed"] * args.replay
+    queue = [entry for plain in queue for entry in (plain, *((f"{plain[0]}, {way}", *plain[1:]) for way in ways))]
     while queue:
         name, budget, tighter_by, tries = queue.pop(0)
         row = {"what": f"memfit {name}", "budget_bytes": budget, "tighter_by": tighter_by, "try": tries}
@@ -78,22 +80,18 @@ def planned(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str
         limit = Budget(device_bytes=budget - allocator_slack(offers[0][0], budget) - tighter_by - aside_bytes)
         settings = PlanSettings(time_limit_s=args.plan_seconds, compare_all=True, offload=name.endswith("offload"))
         try:
-            with Progress("plan") as progress:
-                captured, costs, plan = best_plan([*offers, *sliced], limit, settings, progress)
+            with torch.autocast(device, torch.bfloat16, enabled=peer.autocast), ending_writers(), Progress("plan") as progress:
+                search = FormSearch(task=forms, forms=forms, budget=limit, settings=settings, progress=progress)  # type: ignore[arg-type]
+                captured, costs, plan = search.best(offers, whole)
         except MemfitError as error:
             yield row | {"plan_s": time.perf_counter() - begin, "status": type(error).__name__, "reason": str(error)}
-            retries: list[tuple[str, int, int, int]] = []
-            if not sliced:  # as memfit.fit: only when nothing else has a plan
-                with gpu(), Progress("memfit") as progress:
-                    sliced = [task.costed(c, progress) for c in task.last_offers(call)]
-                retries = [(name, budget, tighter_by, tries)] if sliced else []
-            queue = [*retries, *(entry for entry in queue if retries or not entry[0].startswith(f"{name}, "))]
+            queue = [entry for entry in queue if not entry[0].startswith(f"{name}, ")]
             continue
         sent = [s.storage for s in plan.schedule.steps if isinstance(s, Offload)]
         if settings.offload and not sent:
             continue  # nothing new
         row |= {"sent_bytes": sum(captured.graph.storages[s].size_bytes for s in sent)}
-        row |= {"plan_s": time.perf_counter() - begin, "status": "planned", "offer": [c for c, _ in (*offers, *sliced)].index(captured)}
+        row |= {"plan_s": time.perf_counter() - begin, "status": "planned", "offer": forms.number_of(captured)}
         program = generate(captured, plan.schedule)
         ready = Ready(captured=captured, costs=costs, plan=plan, program=program, keep_all_peak_bytes=0, base_time_ns=0)
 
@@ -123,21 +121,58 @@ def planned(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str
             queue.insert(0, (name, budget, tighter_by + over, tries + 1))
 
 
-def _offers(peer: Peer, task: Any, call: Any, device: str, offers: list[Any]) -> Rows:
-    """Fills `offers`; a row for the cold start, and one for a warm start with everything in the caches."""
+class _Forms:
+    """The usual forms of a step, and what `FormSearch` asks a task and its offers for: each is made, compiled and measured once for all budgets."""
+
+    def __init__(self, task: Any) -> None:
+        self._task = task
+        self.measured: list[tuple[Any, Any]] = []  # captured, costs: the usual ones first
+        self._known: dict[int, tuple[Any, Any]] = {}
+
+    def begin(self, offers: Any) -> None:
+        """A start from the beginning: `offers` are made again."""
+        self.measured.clear()
+        self._sliced, self._convolved = offers.in_slices(), offers.by_convolutions()
+
+    def in_slices(self) -> Iterator[Any]:
+        self._sliced, again = itertools.tee(self._sliced)
+        return again
+
+    def by_convolutions(self) -> Iterator[Any]:
+        self._convolved, again = itertools.tee(self._convolved)
+        return again
+
+    def costed(self, form: Any, progress: Any) -> Any:
+        from memfit.capture.regions import regions_of
+        from memfit.task import compile_regions
+
+        if id(form) not in self._known:
+            compile_regions(regions_of(form), progress)
+            with gpu():
+                self._known[id(form)] = self._task.costed(form, progress)
+            self.measured.append(self._known[id(form)])
+        return self._known[id(form)]
+
+    def number_of(self, captured: Any) -> int:
+        return [c for c, _ in self.measured].index(captured)
+
+
+def _starts(peer: Peer, task: Any, call: Any, device: str, forms: _Forms) -> Rows:
+    """Makes the usual forms; a row for the cold start, and one for a warm start with everything in the caches."""
     from memfit.capture import region
     from memfit.capture.regions import regions_of
     from memfit.report.progress import Progress
     from memfit.task import compile_regions
 
     for what in ("memfit ready", "memfit ready again"):
-        offers.clear()
+        offers = task.offers(call)
+        forms.begin(offers)
         region._COMPILED.clear()
         begin, waited = time.perf_counter(), 0.0
         stages: dict[str, list[float]] = {"capture_s": [], "compile_s": [], "measure_s": [], "ops": [], "regions": [], "choices": []}
         with torch.autocast(device, torch.bfloat16, enabled=peer.autocast), Progress("memfit") as progress:
             mark = time.perf_counter()
-            for captured in task.offers(call):
+            for captured in offers:
                 stages["capture_s"].append(time.perf_counter() - mark)
                 stages["ops"].append(len(captured.graph.ops))
                 stages["regions"].append(len(regions_of(captured)))
@@ -150,7 +185,7 @@ def _offers(peer: Peer, task: Any, call: Any, device: str, offers: list[Any]) ->
                 with gpu():
                     waited += time.perf_counter() - mark
                     mark = time.perf_counter()
-                    offers.append(task.costed(captured, progress))
+                    forms.measured.append(task.costed(captured, progress))
                 stages["measure_s"].append(time.perf_counter() - mark)
                 mark = time.perf_counter()
         yield {"what": what, "cold_s": time.perf_counter() - begin - waited, **stages}
