@@ -16,6 +16,7 @@ from torch import nn
 from memfit import __version__
 from memfit.capture.captured import Captured
 from memfit.capture.compiler import Compiler
+from memfit.capture.concatenations import with_gradients_by_parts
 from memfit.capture.dominated import without_dominated
 from memfit.capture.fused_loss import with_fused_loss
 from memfit.capture.inputs import Call
@@ -58,13 +59,15 @@ class Task:
 
     def _eager_offers(self, call: Call, accumulates: bool) -> Iterator[Captured]:
         """The step as it is, where bounds are tightest; then with variants that give the same bits; then with those that round
-        otherwise; then with its loss in chunks, its widest block or its largest convolutions in slices: choices too large to make op by op."""
+        otherwise; then with its loss in chunks, gradients of concatenations by parts, its widest block or its largest convolutions in
+        slices: choices too large to make op by op."""
         plain = self._captured(self._traced(call, None), accumulates, None)
         yield plain
         if "variants" not in self.allow:
             return
         seen = {plain.graph.digest}
-        others = chain([with_chunked_loss(plain)], with_sliced_blocks(plain, None), [with_sliced_convolutions(plain)])
+        wholes = (with_chunked_loss(plain), with_gradients_by_parts(plain))
+        others = chain(wholes, with_sliced_blocks(plain, None), [with_sliced_convolutions(plain)])
         for captured, rounding in chain(((plain, False), (plain, True)), ((form, True) for form in others)):
             offer = None if captured is None else add_variants(captured, rounding=rounding)
             if offer is not None and offer.graph.digest not in seen:
@@ -72,13 +75,15 @@ class Task:
                 yield offer
 
     def _compiled_offers(self, step: Traced, accumulates: bool, fine: Captured) -> Iterator[Captured]:
-        """The step in regions, then with its loss fused."""
-        variants = "variants" in self.allow
-        yield with_regions(with_library_forms(fine) if variants else fine, Inductor(), choices=variants)
-        if variants and has_large_loss(fine):
+        """The step in regions, then with its loss fused. Gradients of concatenations come by parts: no more to compile, no slower."""
+        if "variants" not in self.allow:
+            yield with_regions(fine, Inductor(), choices=False)
+            return
+        yield _in_regions(fine)
+        if has_large_loss(fine):
             fused = with_fused_loss(self._captured(step, accumulates, Inductor(pads=False)), Inductor())
             if fused is not None:
-                yield with_regions(with_library_forms(fused), Inductor())
+                yield _in_regions(fused)
 
     def last_offers(self, call: Call, *, accumulates: bool = False) -> Iterator[Captured]:
         """Slower wherever another form of a compiled step has a good plan: with its widest block in slices of the batch, then with its
@@ -180,6 +185,10 @@ class Offers(Iterator[Captured]):
         sliced = with_sliced_convolutions(self.fine) if self.fine is not None and "variants" in self._task.allow else None
         if sliced is not None:
             yield with_regions(sliced, Inductor())
+
+
+def _in_regions(fine: Captured) -> Captured:
+    return with_regions(with_library_forms(with_gradients_by_parts(fine, Inductor()) or fine), Inductor())
 
 
 def compile_regions(targets: Iterable[Any], progress: Progress, others: Iterator[None] = iter(())) -> None:

@@ -41,6 +41,13 @@ class Item:
         return {t for form in self.every_form for t in form.inputs}
 
 
+def item_of(captured: Captured, op: int) -> Item:
+    """An op as it is, with its forms."""
+    node = captured.graph.ops[op]
+    forms = list(zip(node.variants, captured.variant_calls[op], strict=True)) if node.variants else []
+    return Item(node, forms, captured.calls[op], op)
+
+
 def _sorted(items: list[Item]) -> list[Item]:
     """In an order that gives every item its inputs first, otherwise as in the fine step."""
     made_by = {t: i for i, item in enumerate(items) if not item.optional for t in item.op.outputs}

@@ -51,7 +51,7 @@ class Fusion:
     def __init__(self, captured: Captured, fuses: Callable[[Any], bool]) -> None:
         self.captured, self.graph = captured, captured.graph
         self.root = self._roots()
-        self.reads = [tuple(dict.fromkeys(self.root[t] for t in op.inputs)) for op in self.graph.ops]
+        self.reads = [tuple(dict.fromkeys(self.root[t] for form in op.forms for t in form.inputs)) for op in self.graph.ops]
         self.maker: dict[int, int] = {t: op.id for op in self.graph.ops if not self.is_view(op) for t in op.outputs}
         self.readers = self._readers()
         self.kept = {self.root[t] for t in self.graph.results}

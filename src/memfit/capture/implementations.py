@@ -7,6 +7,7 @@ stand in for is decided in `variants.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -124,6 +125,66 @@ def convolution_backward_in_slices(
                 total[k] = made[k + 1] if total[k] is None else total[k].add_(made[k + 1])  # type: ignore[union-attr]
         del made
     return input_gradient, total[0], total[1]
+
+
+# -- parts of a concatenation ------------------------------------------------------------------------------------------
+
+
+def gradient_of_part(
+    gradient: torch.Tensor,
+    weight: torch.Tensor,
+    channels: tuple[int, int],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    *geometry: Any,
+) -> torch.Tensor:
+    """A convolution's gradient for channels [start, stop) of its input, in these strides. What the input was plays no part."""
+    start, stop = channels
+    own = dense(weight[:, start:stop])
+    like = gradient.new_empty(1).expand(shape)
+    made: torch.Tensor = aten.convolution_backward.default(gradient, like, own, None, *geometry, [True, False, False])[0]
+    return made if made.stride() == strides else torch.empty_strided(shape, strides, dtype=made.dtype, device=made.device).copy_(made)
+
+
+def parameter_gradients_from_parts(
+    strides: tuple[int, ...] | None,
+    gradient: torch.Tensor,
+    parts: Sequence[torch.Tensor],
+    weight: torch.Tensor,
+    bias_sizes: Any,
+    *rest: Any,
+) -> tuple[torch.Tensor | None, ...]:
+    """(None, gradient of the weight in these strides, gradient of the bias) of a convolution whose input is the parts side by side."""
+    *geometry, (_, has_weight, has_bias) = rest
+    whole = None if strides is None else torch.empty_strided(weight.shape, strides, dtype=weight.dtype, device=weight.device)
+    bias: torch.Tensor | None = None
+    start = 0
+    for part in parts:
+        stop = start + part.shape[1]
+        mask = [False, has_weight, has_bias and start == 0]
+        made = aten.convolution_backward.default(gradient, part, dense(weight[:, start:stop]), bias_sizes, *geometry, mask)
+        if whole is not None:
+            whole[:, start:stop].copy_(made[1])
+        bias = made[2] if mask[2] else bias
+        start = stop
+        del made
+    return None, whole, bias
+
+
+def dense(x: torch.Tensor) -> torch.Tensor:
+    """A copy whose elements follow each other in the order in which they lie in `x`."""
+    strides = dense_strides(tuple(x.shape), x.stride())
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def dense_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides without gaps, dimensions in the same order."""
+    made = [1] * len(shape)
+    extent = 1
+    for d in sorted(range(len(shape)), key=lambda d: (strides[d], -d)):
+        made[d] = extent
+        extent *= max(shape[d], 1)
+    return tuple(made)
 
 
 def _layout_of(x: torch.Tensor) -> torch.memory_format:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from memfit.capture.assemble import Item, assemble
+from memfit.capture.assemble import Item, assemble, item_of
 from memfit.capture.captured import Captured, OpCall, Ref, Role
 from memfit.capture.compiler import Compiler
 from memfit.capture.fusion import Fusion, Group
@@ -74,9 +74,8 @@ class _Regions:
             view = self.fusion.is_view(op)
             if self.fusion.fused[op.id] or (view and not wanted.intersection(op.outputs)):
                 continue
-            wanted.update(op.inputs)
-            forms = list(zip(op.variants, self.captured.variant_calls[op.id], strict=True)) if op.variants else []
-            yield Item(op, forms, self.captured.calls[op.id], op.id)
+            wanted.update(t for form in op.forms for t in form.inputs)
+            yield item_of(self.captured, op.id)
 
     # -- forms of a region ------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from memfit.capture.assemble import CycleError, Item, assemble
+from memfit.capture.assemble import CycleError, Item, assemble, item_of
 from memfit.capture.batch import Batch, analyse
 from memfit.capture.blocks import Block, Part, find_blocks
 from memfit.capture.captured import Captured, OpCall, Ref
@@ -53,17 +53,11 @@ def slice_size(batch: int, *, num_slices: int, least: int) -> int:
 
 def _replaced(batch: Batch, block: Block, size: int, compiler: Compiler | None) -> Captured:
     captured = batch.captured
-    items = [_kept(captured, op) for op in block.left]
+    items = [item_of(captured, op) for op in block.left]
     items.append(_item(batch, block.forward, "memfit.sliced_forward", size, compiler))
     if block.backward is not None:
         items.append(_item(batch, block.backward, "memfit.sliced_backward", size, compiler))
     return assemble(captured, items)
-
-
-def _kept(captured: Captured, op: int) -> Item:
-    node = captured.graph.ops[op]
-    forms = list(zip(node.variants, captured.variant_calls[op], strict=True)) if node.variants else []
-    return Item(node, forms, captured.calls[op], op)
 
 
 def _item(batch: Batch, part: Part, name: str, size: int, compiler: Compiler | None) -> Item:

@@ -149,8 +149,8 @@ def _is_half(captured: Captured, tensors: tuple[int, ...]) -> bool:
 
 
 def _own_name(call: OpCall) -> str:
-    """The name of one of memfit's own implementations, which are partial functions of their number of chunks."""
-    return str(getattr(getattr(call.target, "func", None), "__name__", ""))
+    """The name of one of memfit's own implementations: functions, most of them partial ones of their number of chunks."""
+    return str(getattr(getattr(call.target, "func", call.target), "__name__", ""))
 
 
 def _num_chunks(call: OpCall) -> int:
@@ -187,6 +187,12 @@ def _flops(captured: Captured, call: OpCall) -> float:
         assert query is not None
         assert keys is not None
         return float(_FUSED_ATTENTION[name] * query.numel() * keys.shape[-1])
+    if name == "gradient_of_part":
+        gradient, weight = (captured.samples[ref.tensor] for ref in call.args[:2])
+        start, stop = call.args[2]
+        assert gradient is not None
+        assert weight is not None
+        return float(2 * gradient.numel() * (stop - start) * weight[0, 0].numel())
     formula = flop_registry.get(_SLICED.get(name) or getattr(call.target, "overloadpacket", None))
     if formula is None:
         return 0.0
