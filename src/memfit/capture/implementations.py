@@ -138,9 +138,10 @@ def gradient_of_part(
     strides: tuple[int, ...],
     *geometry: Any,
 ) -> torch.Tensor:
-    """A convolution's gradient for channels [start, stop) of its input, in these strides. What the input was plays no part."""
+    """A convolution's gradient for channels [start, stop) of its input, in these strides. What the input was plays no part, but where its
+    layout would tell PyTorch which one to work in, the weight's does."""
     start, stop = channels
-    own = dense(weight[:, start:stop])
+    own = _copied(weight[:, start:stop], strides)
     like = gradient.new_empty(1).expand(shape)
     made: torch.Tensor = aten.convolution_backward.default(gradient, like, own, None, *geometry, [True, False, False])[0]
     return made if made.stride() == strides else torch.empty_strided(shape, strides, dtype=made.dtype, device=made.device).copy_(made)
@@ -162,7 +163,7 @@ def parameter_gradients_from_parts(
     for part in parts:
         stop = start + part.shape[1]
         mask = [False, has_weight, has_bias and start == 0]
-        made = aten.convolution_backward.default(gradient, part, dense(weight[:, start:stop]), bias_sizes, *geometry, mask)
+        made = aten.convolution_backward.default(gradient, part, _copied(weight[:, start:stop], part.stride()), bias_sizes, *geometry, mask)
         if whole is not None:
             whole[:, start:stop].copy_(made[1])
         bias = made[2] if mask[2] else bias
@@ -171,14 +172,13 @@ def parameter_gradients_from_parts(
     return None, whole, bias
 
 
-def dense(x: torch.Tensor) -> torch.Tensor:
-    """A copy whose elements follow each other in the order in which they lie in `x`."""
-    strides = dense_strides(tuple(x.shape), x.stride())
-    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+def _copied(x: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
+    """Without gaps, dimensions in the order of these strides."""
+    return torch.empty_strided(x.shape, dense_strides(tuple(x.shape), order), dtype=x.dtype, device=x.device).copy_(x)
 
 
 def dense_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides without gaps, dimensions in the same order."""
+    """Strides without gaps, dimensions in the order of `strides`."""
     made = [1] * len(shape)
     extent = 1
     for d in sorted(range(len(shape)), key=lambda d: (strides[d], -d)):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from memfit.capture import implementations as impl
 from memfit.capture.captured import Captured
@@ -248,6 +249,40 @@ def test_forms_that_were_offered_before_stay_and_costs_know_the_parts() -> None:
     assert min(costs.op_time_ns[op] for op in parts) > 0
     assert sum(costs.op_time_ns) < 1.2 * sum(whole.op_time_ns)
     assert len({signature(found, op) for op in parts}) == 4  # measured each by itself
+
+
+class Layouts(TorchDispatchMode):
+    """What strides convolutions give their gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.strides: list[tuple[int, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.convolution_backward.default:
+            self.strides.append(result[0].stride())
+        return result
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("strided", [False, True])
+def test_the_kernel_works_in_the_layout_that_is_asked_for(layout: torch.memory_format, width: int, strided: bool) -> None:
+    """The weight of a 1x1 convolution has both layouts at once, and PyTorch would take the other."""
+    gradient = torch.randn(2, 6, 12, 12).contiguous(memory_format=layout)
+    weight = torch.randn(6, 8, width, width)
+    weight = weight.contiguous(memory_format=layout) if strided else weight
+    geometry = ([1, 1], [width // 2, width // 2], [1, 1], False, [0, 0], 1)
+    shape = (2, 5, 12, 12)
+    strides = torch.empty(shape).contiguous(memory_format=layout).stride()
+    with Layouts() as seen:
+        part = impl.gradient_of_part(gradient, weight, (3, 8), shape, strides, *geometry)
+    assert seen.strides == [strides]
+    assert part.stride() == strides
+    x = torch.zeros(2, 8, 12, 12).contiguous(memory_format=layout)
+    whole = torch.ops.aten.convolution_backward.default(gradient, x, weight, None, *geometry, [True, False, False])[0]
+    torch.testing.assert_close(part, whole[:, 3:], rtol=1e-4, atol=1e-5)
 
 
 def test_a_compiled_step_makes_the_part_again_beside_the_concatenation() -> None:
