@@ -19,7 +19,7 @@ from memfit.capture.inputs import Call, Inputs
 from memfit.choice import FormSearch, PlanSettings
 from memfit.core.budget import Budget
 from memfit.core.costs import Costs
-from memfit.core.errors import BadInput, Unsupported
+from memfit.core.errors import BadInput, InfeasibleBudget, Unsupported
 from memfit.core.graph import Graph
 from memfit.core.io import load
 from memfit.core.outcome import Outcome, Status
@@ -89,8 +89,9 @@ def _make_ready(
         elsewhere_bytes = held_elsewhere(task, call, first[0])
         whole = find_plan(first[0].graph, first[1], None, planner="keep_all").require_plan()
         margin_bytes = allocator_slack(first[0], whole.timeline.peak_bytes) + aside_bytes
-        if budget.device_bytes is not None:
-            budget = Budget(device_bytes=max(0, budget.device_bytes - elsewhere_bytes - margin_bytes))
+        given, beside_bytes = budget, elsewhere_bytes + margin_bytes
+        if given.device_bytes is not None:
+            budget = Budget(device_bytes=max(0, given.device_bytes - beside_bytes))
         every = chain((first,), offers)
         if plan is not None:
             rare = (task.costed(c, progress) for c in chain(forms.in_slices(), forms.by_convolutions()))
@@ -106,7 +107,10 @@ def _make_ready(
                 memory=default_folder() / "plans",
             )
             search = FormSearch(task=task, forms=forms, budget=budget, settings=settings, progress=progress)
-            captured, costs, chosen = search.best(every, whole)
+            try:
+                captured, costs, chosen = search.best(every, whole)
+            except InfeasibleBudget as refusal:
+                raise _counting_all(refusal, given, beside_bytes) from None
         compile_regions((captured.call(s.op, s.variant).target for s in chosen.schedule.computes), progress)
         task.leave_mark(call)
         return Ready(
@@ -120,6 +124,17 @@ def _make_ready(
             margin_bytes=margin_bytes,
             arena=planned_arena(captured.device),
         )
+
+
+def _counting_all(refusal: InfeasibleBudget, given: Budget, beside_bytes: int) -> InfeasibleBudget:
+    """A refusal in the user's own terms: what a budget has to hold besides the step is counted in the least one to ask for."""
+    if not beside_bytes or given.device_bytes is None or refusal.minimum_bytes is None:
+        return refusal
+    least_bytes = refusal.minimum_bytes + beside_bytes
+    besides = f"{format_bytes(beside_bytes)} of the budget of {format_bytes(given.device_bytes)} are held outside the step or left to the allocator"
+    return InfeasibleBudget(
+        f"{besides}; {refusal} Counting both, the budget must be at least {least_bytes} bytes.", minimum_bytes=least_bytes
+    )
 
 
 def _compile_planner_meanwhile(task: Task) -> None:

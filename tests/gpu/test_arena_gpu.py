@@ -92,7 +92,9 @@ for _ in range(3):
         fitted(x, y).backward()
 for _ in range(3):
     nn.functional.cross_entropy(twin(x), y).backward()
-worst = max(((a.grad - b.grad).abs().max() / b.grad.abs().max()).item() for a, b in zip(model.parameters(), twin.parameters()))
+largest = max(p.grad.abs().max() for p in twin.parameters())  # the last norm's bias has nothing but rounding: targets are the tokens, rolled
+worst = max(((a.grad - b.grad).abs().max() / b.grad.abs().max().clamp(min=1e-3 * largest)).item()
+            for a, b in zip(model.parameters(), twin.parameters()))
 print(json.dumps({"worst": worst, "in_arena": allocator.stats().num_in_arena}))
 """
 

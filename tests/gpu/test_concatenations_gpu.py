@@ -62,9 +62,9 @@ def test_gradients_and_bytes_of_a_tight_plan(layout: torch.memory_format, replay
     ready = fitted._memfit.latest.ready
     made = [s.op for s in fitted.plan.schedule.computes if ready.captured.calls[s.op].target is impl.gradient_of_part]
     assert len(made) == 4
-    for op in made:  # dense, and channels last where the model is
+    for op in made:  # dense (of fp64 cuDNN makes no channels last)
         sample = ready.captured.samples[ready.captured.graph.ops[op].outputs[0]]
-        assert sample.is_contiguous(memory_format=layout)
+        assert torch._prims_common.is_non_overlapping_and_dense(sample)
     for _ in range(7):
         fitted.zero_grad(set_to_none=True)
         fitted(x, y).backward()
@@ -89,9 +89,9 @@ def test_parts_come_in_the_expected_layout_without_a_copy(layout: torch.memory_f
     shape = (8, 64, 96, 96)
     strides = torch.empty(shape, device="meta").contiguous(memory_format=layout).stride()
     expected = torch.ops.aten.convolution_backward.default(gradient, whole, weight, None, *geometry, [True, False, False])[0][:, 64:]
-    part = impl.gradient_of_part(gradient, weight, (64, 128), shape, strides, *geometry)
+    part = impl.gradient_of_part(gradient, weight, (64, 128), shape, strides, *geometry[:3])
     assert part.stride() == strides
     assert (part - expected).abs().max() <= 2e-2 * expected.abs().max()
-    made, peak = peaks_of(lambda: impl.gradient_of_part(gradient, weight, (64, 128), shape, strides, *geometry), gradient.device)
+    made, peak = peaks_of(lambda: impl.gradient_of_part(gradient, weight, (64, 128), shape, strides, *geometry[:3]), gradient.device)
     if layout is torch.channels_last:  # in the other layout cuDNN's tensor core kernels may turn their operands round themselves
         assert peak - made < part.nbytes

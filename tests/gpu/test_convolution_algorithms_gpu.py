@@ -276,9 +276,13 @@ def test_offers_are_timed_and_weighed() -> None:
 
 @pytest.mark.parametrize("engine", ["eager", "inductor"])
 def test_a_fitted_model_has_the_plain_gradients(engine: str) -> None:
-    """Large enough that cuBLAS's 32 MiB and the context matter little. (Not run on a GPU since its budget was changed.)"""
+    """Large enough that cuBLAS's 32 MiB and the context matter little; as near to fp64 as the plain model, whose kernels round to TF32."""
     model, x, y = picture(channels_last=True, depth=4, batch=64, size=128)
     expected = exact_gradients(model, x, y)
+    plain = copy.deepcopy(model)
+    nn.functional.cross_entropy(plain(x), y).backward()
+    allowed = [max(2e-2, 2 * error_of(p.grad, b)) for p, b in zip(plain.parameters(), expected, strict=True) if p.grad is not None]
+    del plain
     whole = memfit.fit(
         copy.deepcopy(model),
         (x,),
@@ -305,5 +309,6 @@ def test_a_fitted_model_has_the_plain_gradients(engine: str) -> None:
         model.zero_grad()
         fitted(x, y).backward()
     assert fitted.report().measured_peak_bytes <= budget
-    for a, b in zip([p.grad for p in model.parameters() if p.grad is not None], expected, strict=True):
-        assert error_of(a, b) < 2e-2
+    found = [p.grad for p in model.parameters() if p.grad is not None]
+    for a, b, most in zip(found, expected, allowed, strict=True):
+        assert error_of(a, b) < most

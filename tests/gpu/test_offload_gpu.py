@@ -18,8 +18,8 @@ def test_gradients_are_the_plain_models_at_every_step_and_bytes_the_promised_one
     model, x, y = convolutions()
     without_dropout(model)
     plain = copy.deepcopy(model)
-    whole = fit(copy.deepcopy(model), x, y, "100GiB")
-    budget = int(0.55 * whole.plan.timeline.peak_bytes)
+    whole = fit(copy.deepcopy(model), x, y, "100GiB", allow=("recompute",))
+    budget = int(0.6 * whole.plan.timeline.peak_bytes)
     del whole
     fitted = fit(model, x, y, budget, allow=("recompute", "offload"))
     assert any(isinstance(step, Offload) for step in fitted.plan.schedule.steps)

@@ -133,8 +133,10 @@ def test_out_of_memory_in_forward_is_planned_again() -> None:
     assert any("out of memory" in note for note in fitted.report().notes)
 
 
+@pytest.mark.parametrize("again", [True, False])
 @pytest.mark.parametrize("trial", [True, False])
-def test_out_of_memory_in_the_middle_of_backward_is_planned_again(trial: bool) -> None:
+def test_out_of_memory_in_the_middle_of_backward_is_planned_again(trial: bool, again: bool) -> None:
+    """`again`: the first tighter plan runs out of memory too, while forward is repeated."""
     fitted, plain, x, y = _fitted_and_plain()
     batches = [(x, y)] * 3
     shape = fitted._memfit.latest
@@ -146,9 +148,20 @@ def test_out_of_memory_in_the_middle_of_backward_is_planned_again(trial: bool) -
         fail = calls[0] == (1 if trial else 2)
         return backward(saved, tangents, _failing_once(put, 4) if fail else put, *rest)
 
+    prepare, made = shape.prepare, []
+
+    def tighter(by: int) -> Any:
+        ready = prepare(by)
+        if again and not made:
+            object.__setattr__(ready.program, "forward", _failing_once(ready.program.forward, 1))
+        made.append(ready)
+        return ready
+
+    shape.prepare = tighter
     object.__setattr__(program, "backward", fails)
     assert same(train(fitted, batches), train(plain, batches))
-    assert any("out of memory" in note for note in fitted.report().notes)
+    assert sum("out of memory" in note for note in fitted.report().notes) == 1 + again
+    assert len(made) == 1 + again
 
 
 def test_out_of_memory_without_a_smaller_plan_is_passed_on() -> None:
@@ -157,11 +170,21 @@ def test_out_of_memory_without_a_smaller_plan_is_passed_on() -> None:
     def fails(*args: Any) -> Any:
         raise torch.OutOfMemoryError("injected for ever")
 
-    program = fitted._memfit.latest.ready.program
-    object.__setattr__(program, "forward", fails)
-    fitted._memfit.latest.oom_replans = 1
+    shape = fitted._memfit.latest
+    prepare, tried = shape.prepare, []
+
+    def failing(tighter_by: int) -> Any:
+        ready = prepare(tighter_by)
+        object.__setattr__(ready.program, "forward", fails)
+        tried.append(ready.plan.timeline.peak_bytes)
+        return ready
+
+    shape.prepare = failing
+    object.__setattr__(shape.ready.program, "forward", fails)
     with pytest.raises(torch.OutOfMemoryError):
         fitted(x)
+    assert len(tried) > 1
+    assert tried == sorted(set(tried), reverse=True)  # tighter each time
 
 
 def test_a_measured_miss_is_planned_again_tighter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,6 +224,7 @@ class _Writer:
         """Of the parameters, if they have any, and of each part."""
         call, op = self.captured.calls[found.backward], self.graph.ops[found.backward]
         gradient, _, weight, bias_sizes, *geometry, mask = call.args
+        moves = geometry[:3]  # stride, padding, dilation: it is not transposed, and has one group
         if any(mask[1:]):
             outputs = (None, *call.outputs[1:])
             args = (gradient, found.whole, weight, bias_sizes, *geometry, [False, *mask[1:]])
@@ -234,7 +235,7 @@ class _Writer:
             self._move(part)
             sample = self.samples[part.gradient]
             assert sample is not None
-            args = (gradient, weight, (part.start, part.stop), tuple(sample.shape), sample.stride(), *geometry)
+            args = (gradient, weight, (part.start, part.stop), tuple(sample.shape), sample.stride(), *moves)
             made = OpCall(target=impl.gradient_of_part, args=args, outputs=(part.gradient,))
             inputs = (gradient.tensor, weight.tensor)
             node = Op(id=-1, name="memfit.gradient_of_part", inputs=inputs, outputs=(part.gradient,), where=op.where)

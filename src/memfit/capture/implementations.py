@@ -136,14 +136,17 @@ def gradient_of_part(
     channels: tuple[int, int],
     shape: tuple[int, ...],
     strides: tuple[int, ...],
-    *geometry: Any,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
 ) -> torch.Tensor:
-    """A convolution's gradient for channels [start, stop) of its input, in these strides. What the input was plays no part, but where its
-    layout would tell PyTorch which one to work in, the weight's does."""
+    """A convolution's gradient for channels [start, stop) of its input, in these strides: a transposed convolution, which asks for no input
+    (`convolution_backward` does, and works in that one's layout)."""
     start, stop = channels
     own = _copied(weight[:, start:stop], strides)
-    like = gradient.new_empty(1).expand(shape)
-    made: torch.Tensor = aten.convolution_backward.default(gradient, like, own, None, *geometry, [True, False, False])[0]
+    sizes = zip(shape[2:], gradient.shape[2:], own.shape[2:], stride, padding, dilation, strict=True)
+    left = [size - ((short - 1) * step - 2 * pad + spread * (window - 1) + 1) for size, short, window, step, pad, spread in sizes]
+    made: torch.Tensor = aten.convolution.default(gradient, own, None, stride, padding, dilation, True, left, 1)
     return made if made.stride() == strides else torch.empty_strided(shape, strides, dtype=made.dtype, device=made.device).copy_(made)
 
 

@@ -146,7 +146,7 @@ class _Lowering:
                 name=_name(node.target),
                 inputs=inputs,
                 outputs=tuple(t for t in outputs if isinstance(t, int)),
-                seeded=_is_seeded(node.target),
+                seeded=_is_seeded(node),
                 where=where_of(node),
             ),
             OpCall(
@@ -411,5 +411,12 @@ def _name(target: Any) -> str:
     return f"memfit.{target.__name__}" if isinstance(target, FunctionType) else str(target)
 
 
-def _is_seeded(target: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+def _is_seeded(node: torch.fx.Node) -> bool:
+    """Whether an op draws random numbers. Attention without dropout does not, though its kernels are marked as if they did."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if argument.name == "dropout_p":
+            given = node.args[position] if position < len(node.args) else argument.default_value
+            return bool(node.kwargs.get("dropout_p", given) != 0.0)
+    return True

@@ -102,10 +102,10 @@ class Session:
         self.old_buffers = {i: self.sources[i].data.clone() for i in sorted(kept)}
         with self.watch.forward() if self.watch else nullcontext():
             made, shortage = _attempt(self._run_forward)
-            if shortage:
+            while shortage:
                 self._take_tighter_plan(shortage)
                 set_state(self.captured.device, self.rng_at_start)
-                made = self._run_forward()
+                made, shortage = _attempt(self._run_forward)
             assert made is not None
             outputs, mutations = made
             del made
@@ -129,9 +129,9 @@ class Session:
         aligned = as_traced(self.captured, tangents)
         with self.watch.backward() if self.watch else nullcontext():
             _, shortage = _attempt(lambda: self._run_backward(aligned, sink))
-            if shortage:
+            while shortage:
                 self._take_tighter_plan(shortage)
-                self._repeat(aligned, sink)
+                _, shortage = _attempt(lambda: self._repeat(aligned, sink))
         if self.watch is not None:
             self.watch.done(self, tuple(aligned), sink)
 
@@ -151,10 +151,12 @@ class Session:
         for i, old in self.old_buffers.items():
             self.sources[i].data.copy_(old)
         set_state(device, self.rng_at_start)
-        self._run_forward()
-        for i, value in current.items():
-            self.sources[i].data.copy_(value)
-        set_state(device, present)
+        try:
+            self._run_forward()
+        finally:
+            for i, value in current.items():
+                self.sources[i].data.copy_(value)
+            set_state(device, present)
         self._run_backward(tangents, sink)
 
     def _take_tighter_plan(self, shortage: str) -> None:

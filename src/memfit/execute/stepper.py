@@ -23,6 +23,7 @@ from memfit.execute.session import GradientSink, Ready, Session, Step, run, sour
 
 _KNOWN_AFTER = 3  # steps: one recorded, one at planned offsets, one to see what outlived it
 _RESERVED_REPLANS = 2
+_OOM_REPLANS = 3
 _MOST_RECORDINGS = 4  # parameters that lie elsewhere at every step are not worth it
 
 
@@ -269,8 +270,8 @@ class Stepper:
         shape.steps, shape.recording = 0, None  # the next step is a trial again
 
     def _after_oom(self, shape: _Shape, ready: Ready) -> Ready | None:
-        """A tighter plan after an out-of-memory error, once per shape."""
-        if shape.oom_replans:
+        """A tighter plan after an out-of-memory error, a few times per shape: torch's allocator may be in pieces as well as short."""
+        if shape.oom_replans >= _OOM_REPLANS:
             return None
         shape.oom_replans += 1
         peak, fixed = ready.plan.timeline.peak_bytes, source_bytes(ready.captured)

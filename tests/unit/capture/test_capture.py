@@ -79,6 +79,22 @@ def test_dropout_between_recurrent_layers_is_there() -> None:
     assert sum(op.seeded for op in step.graph.ops) == 2
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_attention_draws_random_numbers_only_with_dropout(dropout: float) -> None:
+    """Its kernels are marked as if they always did, and what draws cannot be repeated in a CUDA graph."""
+
+    class Attention(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return functional.scaled_dot_product_attention(x, x, x, dropout_p=dropout)
+
+    x = torch.randn(2, 4, 16, 64, dtype=torch.bfloat16, requires_grad=True)
+    step = captured(Attention(), x, loss_fn=lambda o: o.sum(), gpu_attention=True)
+    kernels = [op for op in step.graph.ops if "scaled_dot_product" in op.name and "backward" not in op.name]
+    assert kernels
+    assert all(torch.Tag.nondeterministic_seeded in step.calls[op.id].target.tags for op in kernels)  # type: ignore[union-attr]
+    assert all(op.seeded == (dropout > 0) for op in kernels)
+
+
 def test_a_loss_that_keeps_its_elements() -> None:
     """The scalar of mse_loss lies in a storage as large as its input."""
     x = torch.randn(6, 4)
