@@ -5,6 +5,7 @@
 
 Inductor traces the first, which reads less where many windows overlap, and has code for the second. In a region with a normalisation's
 backward the buffer is as large as the activation beside it. Which is faster depends on the windows: both are offered, and measured.
+Before torch 2.12 it traces the second, given the pool's input, which it then writes out though nothing but its size is read.
 """
 
 from __future__ import annotations
@@ -15,22 +16,37 @@ import torch
 
 aten = torch.ops.aten
 _POSITIONS = "prims._low_memory_max_pool_offsets_to_indices"
+_GATHERS = aten.max_pool2d_with_indices_backward.default
 _COPIES = (aten.view.default, aten.reshape.default, aten.clone.default)
 
 
 def scatters(target: Any) -> bool:
     """Whether an op may be such a gradient."""
-    return target is aten.scatter_add.default
+    return target in (aten.scatter_add.default, _GATHERS)
 
 
 def gathered(module: torch.fx.GraphModule, *, only_apart: bool = False) -> int:
     """Replace them in a graph whose nodes have samples, in place; how many. `only_apart`: where windows do not overlap, so that each place
     looks at one: less to read and write than in any other way."""
-    found = [node for node in module.graph.find_nodes(op="call_function", target=aten.scatter_add.default) if _replace(node, only_apart)]
+    asked = [node for node in module.graph.find_nodes(op="call_function", target=_GATHERS) if _forget_input(node)]
+    found = asked + [n for n in module.graph.find_nodes(op="call_function", target=aten.scatter_add.default) if _replace(n, only_apart)]
     if found:
         module.graph.eliminate_dead_code()
         module.recompile()
     return len(found)
+
+
+def _forget_input(node: torch.fx.Node) -> bool:
+    """Of a gradient that is gathered already: its input by zeros."""
+    change, given, *rest = _arguments(node)
+    if given.target is aten.full.default:
+        return False
+    sample = given.meta["val"]
+    with node.graph.inserting_before(node):
+        like = node.graph.call_function(aten.full.default, (list(sample.shape), 0), {"dtype": sample.dtype, "device": sample.device})
+    like.meta["val"] = sample
+    node.args = (change, like, *rest)
+    return True
 
 
 def _replace(node: torch.fx.Node, only_apart: bool) -> bool:
@@ -50,7 +66,7 @@ def _replace(node: torch.fx.Node, only_apart: bool) -> bool:
         like = node.graph.call_function(aten.full.default, (sizes, 0), dict(zeros.kwargs))  # of its input only the size is read
         is_ceiled = [*shape[2:]] != _floored(plane, kernel, stride, padding, dilation)
         arguments = (change, like, kernel, stride, padding, dilation, is_ceiled, positions)
-        made = node.graph.call_function(aten.max_pool2d_with_indices_backward.default, arguments)
+        made = node.graph.call_function(_GATHERS, arguments)
     like.meta["val"] = made.meta["val"] = readers[0].meta["val"]
     for user in readers:
         user.replace_all_uses_with(made)
