@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
-from tests.unit.capture.test_pool_gradients import POOLS, network, regions, run
+from tests.unit.capture.test_pool_gradients import LEFT_ALONE, POOLS, network, regions, run
 from torch import nn
 
 from memfit.execute.inductor import Inductor
@@ -15,17 +16,29 @@ from memfit.profile.allocations import peaks_of
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-@pytest.mark.parametrize("pool", POOLS, ids=str)
-def test_the_plain_model_s_gradients(pool: nn.Module) -> None:
+def gradients_of(pool: nn.Module) -> tuple[Any, dict[int, Any]]:
+    """Runs the step by its regions, gathered where that is offered; its gradients are the plain model's."""
     model, x, y = (part.cuda() for part in network(pool))
     plain = copy.deepcopy(model)
     nn.functional.cross_entropy(plain(x), y).backward()
     captured = regions(model, x, y, Inductor())
     found, inputs = run(captured, model, x, y)
-    assert inputs
     for position, parameter in enumerate(plain.parameters()):
         assert parameter.grad is not None
         torch.testing.assert_close(found[position], parameter.grad, rtol=1e-9, atol=1e-12)
+    return captured, inputs
+
+
+@pytest.mark.parametrize("pool", LEFT_ALONE, ids=str)
+def test_windows_that_overlap_at_the_border(pool: nn.Module) -> None:
+    _, inputs = gradients_of(pool)
+    assert not inputs
+
+
+@pytest.mark.parametrize("pool", POOLS, ids=str)
+def test_the_plain_model_s_gradients(pool: nn.Module) -> None:
+    captured, inputs = gradients_of(pool)
+    assert inputs
     ((op, args),) = inputs.items()
     form = next(k for k, v in enumerate(captured.graph.ops[op].variants, 1) if v.name.startswith("gathered"))
     target = captured.call(op, form).target

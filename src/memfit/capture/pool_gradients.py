@@ -6,6 +6,9 @@
 Inductor traces the first, which reads less where many windows overlap, and has code for the second. In a region with a normalisation's
 backward the buffer is as large as the activation beside it. Which is faster depends on the windows: both are offered, and measured.
 Before torch 2.12 it traces the second, given the pool's input, which it then writes out though nothing but its size is read.
+
+Windows that overlap and begin at the border (3 wide, 2 apart, no padding) are left as they are traced: on an H200 (torch 2.11, Triton 3.6)
+code that gathers them inside a reduction gave wrong gradients, though the same code is right when Triton interprets it.
 """
 
 from __future__ import annotations
@@ -36,10 +39,16 @@ def gathered(module: torch.fx.GraphModule, *, only_apart: bool = False) -> int:
     return len(found)
 
 
+def _is_trusted(kernel: list[int], stride: list[int], padding: list[int]) -> bool:
+    """Whether the first window that a place lies in is found without rounding down what is negative."""
+    each = zip(kernel, stride or kernel, padding, strict=True)
+    return all(window - step <= pad or step == 1 for window, step, pad in each)
+
+
 def _forget_input(node: torch.fx.Node) -> bool:
     """Of a gradient that is gathered already: its input by zeros."""
     change, given, *rest = _arguments(node)
-    if given.target is aten.full.default:
+    if given.target is aten.full.default or not _is_trusted(*rest[:3]):
         return False
     sample = given.meta["val"]
     with node.graph.inserting_before(node):
@@ -55,6 +64,8 @@ def _replace(node: torch.fx.Node, only_apart: bool) -> bool:
     if zeros.target is not aten.full.default or zeros.args[1] != 0 or dim != 1 or not _is_positions(positions):
         return False
     _, kernel, plane, stride, padding, dilation = _arguments(positions)
+    if not _is_trusted(kernel, stride, padding):
+        return False
     if only_apart and any(window > step for window, step in zip(kernel, stride, strict=True)):
         return False
     shape, readers = change.meta["val"].shape, list(node.users)

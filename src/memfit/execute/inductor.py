@@ -9,7 +9,7 @@ import gc
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -339,9 +339,8 @@ def _compile(module: torch.fx.GraphModule, samples: Sequence[torch.Tensor]) -> C
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.utils import BoxedBool
 
-    settings = {"triton.cudagraphs": False} | (
-        _NOTHING_WRITTEN_OUT if module.graph.find_nodes(op="call_function", target=_GATHERED) else {}
-    )
+    gathers = _gathers(module)
+    settings = {"triton.cudagraphs": False} | (_NOTHING_WRITTEN_OUT if gathers else {})
     for node in module.graph.nodes:
         node.meta = {}  # Inductor finds out itself; in a key on disk it would be read, and a writer has none
     (output,) = module.graph.find_nodes(op="output")
@@ -357,10 +356,17 @@ def _compile(module: torch.fx.GraphModule, samples: Sequence[torch.Tensor]) -> C
         _same_keys_everywhere(),
         _keys_without_reasons(),
         _pools_inline(),
+        _gradients_inline() if gathers else nullcontext(),
     ):
         code: Any = compile_fx_inner(module, given, cudagraphs=BoxedBool(False))
     compiled: Compiled = getattr(code, "current_callable", None) or code
     return compiled
+
+
+def _gathers(module: torch.fx.GraphModule) -> bool:
+    """Whether it has gradients of max pools to be worked out where they are read: those that are told nothing of the pool's input."""
+    nodes = module.graph.find_nodes(op="call_function", target=_GATHERED)
+    return bool(nodes) and all(node.args[1].target is aten.full.default for node in nodes)
 
 
 @contextmanager
@@ -384,8 +390,7 @@ def _pools_inline() -> Iterator[None]:
     if pool is not None:
         lowering._max_pool_with_offsets = inline
     try:
-        with _gradients_inline():
-            yield
+        yield
     finally:
         if pool is not None:
             lowering._max_pool_with_offsets = pool
