@@ -225,18 +225,21 @@ class FullArena:
         return self.reserved
 
 
+@pytest.mark.parametrize("fraction", [1.0, 1.1])
 @pytest.mark.parametrize(("over", "is_planned_again"), [(2000, True), (0, False), (-1, False)])
-def test_reserved_bytes_over_the_budget_are_planned_again_tighter(over: int, is_planned_again: bool) -> None:
-    fitted, _, x, y = _fitted_and_plain()
+def test_reserved_bytes_over_the_budget_are_planned_again_tighter(over: int, is_planned_again: bool, fraction: float) -> None:
+    """Tighter than the plan was, however much of the budget it left."""
+    x, y = batch()
+    fitted = fit_tight(deep(), (x,), fraction=fraction)
     train(fitted, [(x, y)])
-    shape, budget = fitted._memfit._current(), fitted.report().budget_bytes
+    shape, budget, before = fitted._memfit._current(), fitted.report().budget_bytes, fitted.plan.timeline.peak_bytes
     shape.ready = replace(shape.ready, arena=FullArena(budget + over))
     train(fitted, [(x, y)] * 2)
     assert not shape.reserved_replans
     train(fitted, [(x, y)] * 2)
     assert fitted.report().budget_bytes == budget
-    assert shape.tighter_by == (over if is_planned_again else 0)
-    assert fitted.plan.timeline.peak_bytes <= budget - shape.tighter_by
+    assert shape.tighter_by == (over + budget - before if is_planned_again else 0)
+    assert fitted.plan.timeline.peak_bytes <= (before - over if is_planned_again else before)
     assert any(note.startswith("reserved") for note in fitted.report().notes) == is_planned_again
 
 

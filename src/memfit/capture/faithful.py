@@ -86,6 +86,13 @@ def faithful_recurrence() -> Iterator[None]:
             torch_decompositions._rnn_helper = original
 
 
+def _shaped(state: Any, given: Any) -> Any:
+    """A layer's last state like its first: of an LSTM, which has two, torch 2.11 gives them with a dimension too many."""
+    if not isinstance(given, Tensor):
+        return tuple(map(_shaped, state, given))
+    return state if state.shape == given.shape else state.view(given.shape)
+
+
 def _layer_by_layer(original: Any) -> Any:
     def helper(
         x: Tensor,
@@ -105,7 +112,7 @@ def _layer_by_layer(original: Any) -> Any:
         for i in range(layers):
             own = slice(width * i, width * (i + 1))
             x, states = original(x, hidden[own], params[own], biases, 1, 0.0, train, both, False, layer)
-            last.extend(states)
+            last.extend(_shaped(state, given) for state, given in zip(states, hidden[own], strict=True))
             if dropout and train and i < layers - 1:
                 x = torch.dropout(x, dropout, train=True)
         return (x.transpose(0, 1) if batch_first else x), last

@@ -34,11 +34,13 @@ class OptimizerBytes:
 
 def optimizer_bytes(optimizer: torch.optim.Optimizer, *, granularity: int = 1) -> OptimizerBytes:
     """State and temporaries of `optimizer`, for gradients on every parameter that requires one."""
+    counters = {id(t): t.item() for t in tree_leaves(dict(optimizer.state)) if _is_counter(t)}
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         twin = _fake_twin(optimizer, mode)
         counter = _Counter(granularity)
         try:
             with counter:
+                _carry_state(optimizer, twin, counters)
                 twin.step()
                 state = counter.held
                 counter.peak = counter.held
@@ -68,6 +70,25 @@ def _fake_twin(optimizer: torch.optim.Optimizer, mode: FakeTensorMode) -> torch.
     twin.param_groups = groups
     twin.state = defaultdict(dict)
     return twin
+
+
+def _is_counter(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 0 and value.device.type != "meta" and not isinstance(value, FakeTensor)
+
+
+def _carry_state(optimizer: torch.optim.Optimizer, twin: torch.optim.Optimizer, counters: dict[int, float]) -> None:
+    """What the optimizer has already: some make it in their constructor (Adagrad before torch 2.13) and look for it in a step.
+    Counters keep their values, which steps ask for."""
+
+    def fake(value: Any) -> Any:
+        if id(value) in counters:
+            return torch.tensor(counters[id(value)], dtype=value.dtype)
+        return torch.empty_like(value, device=_device(value)) if isinstance(value, torch.Tensor) else value
+
+    for group, fakes in zip(optimizer.param_groups, twin.param_groups, strict=True):
+        for parameter, stand_in in zip(group["params"], fakes["params"], strict=True):
+            if known := optimizer.state.get(parameter):
+                twin.state[stand_in] = {key: fake(value) for key, value in known.items()}
 
 
 def _device(tensor: torch.Tensor) -> str | torch.device:

@@ -258,7 +258,9 @@ class Stepper:
         if reserved > budget:
             shape.reserved_replans += 1
             shape.notes.append(f"reserved {format_bytes(reserved)} of a budget of {format_bytes(budget)}: planned again, tighter")
-            self._tighten(shape, shape.tighter_by + reserved - budget)
+            plan = shape.ready.plan
+            unused = (plan.budget.device_bytes or 0) - plan.timeline.peak_bytes  # else the same plan would be found again
+            self._tighten(shape, shape.tighter_by + max(unused, 0) + reserved - budget)
 
     def _tighten(self, shape: _Shape, tighter_by: int) -> None:
         try:

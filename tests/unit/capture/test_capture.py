@@ -95,6 +95,16 @@ def test_attention_draws_random_numbers_only_with_dropout(dropout: float) -> Non
     assert all(op.seeded == (dropout > 0) for op in kernels)
 
 
+def test_an_optimizer_that_has_its_state_already_takes_as_much() -> None:
+    model = nn.Linear(30, 20)
+    optimizer = torch.optim.AdamW(model.parameters(), amsgrad=True)
+    fresh = optimizer_bytes(optimizer)
+    model(torch.randn(3, 30)).sum().backward()
+    optimizer.step()
+    assert optimizer_bytes(optimizer) == fresh
+    assert fresh.state_bytes >= 3 * 4 * (30 * 20 + 20)
+
+
 def test_a_loss_that_keeps_its_elements() -> None:
     """The scalar of mse_loss lies in a storage as large as its input."""
     x = torch.randn(6, 4)
