@@ -118,3 +118,20 @@ def held_bytes(model: nn.Module, optimizer: torch.optim.Optimizer | None, *input
 def peak_bytes(function: Callable[[], Any], held: int) -> int:
     """The most bytes held while `function` runs, with `held` bytes before it."""
     return held + peaks_of(function, CPU)[1]
+
+
+def assert_trains_inside(fitted: Any, plain: nn.Module, batch: tuple[torch.Tensor, ...], budget: int, *, replay: bool) -> None:
+    """Some steps of the same batch, enough to be replayed: the measured peak inside the budget and as predicted, the plain model's gradients in
+    the parameters' layouts."""
+    for _ in range(7):
+        fitted.zero_grad(set_to_none=True)
+        fitted(*batch).backward()
+    report = fitted.report()
+    assert report.measured_peak_bytes <= budget
+    if not replay:
+        assert abs(report.predicted_peak_bytes - report.measured_peak_bytes) <= 0.01 * budget
+    for ours, reference in zip(fitted.parameters(), plain.parameters(), strict=True):
+        assert ours.grad is not None
+        assert reference.grad is not None
+        assert ours.grad.stride() == ours.stride()
+        assert (ours.grad - reference.grad).abs().max() <= 1e-9 * reference.grad.abs().max()

@@ -85,13 +85,6 @@ class Task:
             if fused is not None:
                 yield _in_regions(fused)
 
-    def last_offers(self, call: Call, *, accumulates: bool = False) -> Iterator[Captured]:
-        """Slower wherever another form of a compiled step has a good plan: with its widest block in slices of the batch, then with its
-        largest convolutions in slices."""
-        offers = self.offers(call, accumulates=accumulates)
-        yield from offers.in_slices()
-        yield from offers.by_convolutions()
-
     def _wake_writers(self, call: Call) -> None:
         """They take seconds to be of use, and tracing takes as long."""
         device = next((p.device for p in self.model.parameters()), None)

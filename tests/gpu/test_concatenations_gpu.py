@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.training import assert_trains_inside
 from torch import nn
 
 import memfit
@@ -65,16 +66,7 @@ def test_gradients_and_bytes_of_a_tight_plan(layout: torch.memory_format, replay
     for op in made:  # dense (of fp64 cuDNN makes no channels last)
         sample = ready.captured.samples[ready.captured.graph.ops[op].outputs[0]]
         assert impl.dense_strides(tuple(sample.shape), sample.stride()) == sample.stride()
-    for _ in range(7):
-        fitted.zero_grad(set_to_none=True)
-        fitted(x, y).backward()
-    report = fitted.report()
-    assert report.measured_peak_bytes <= budget
-    if not replay:
-        assert abs(report.predicted_peak_bytes - report.measured_peak_bytes) <= 0.01 * budget
-    for ours, reference in zip(fitted.parameters(), plain.parameters(), strict=True):
-        assert ours.grad.stride() == ours.stride()
-        assert (ours.grad - reference.grad).abs().max() <= 1e-9 * reference.grad.abs().max()  # type: ignore[union-attr,operator]
+    assert_trains_inside(fitted, plain, (x, y), budget, replay=replay)
 
 
 @pytest.mark.parametrize("width", [1, 3])

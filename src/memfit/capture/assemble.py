@@ -43,9 +43,7 @@ class Item:
 
 def item_of(captured: Captured, op: int) -> Item:
     """An op as it is, with its forms."""
-    node = captured.graph.ops[op]
-    forms = list(zip(node.variants, captured.variant_calls[op], strict=True)) if node.variants else []
-    return Item(node, forms, captured.calls[op], op)
+    return Item(captured.graph.ops[op], captured.variants_of(op), captured.calls[op], op)
 
 
 def _sorted(items: list[Item]) -> list[Item]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from memfit.core.graph import Graph
+from memfit.core.graph import Graph, Variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,11 @@ class Captured:
     def call(self, op: int, variant: int = 0) -> OpCall:
         """How to run an op in one of its forms."""
         return self.calls[op] if variant == 0 else self.variant_calls[op][variant - 1]
+
+    def variants_of(self, op: int) -> list[tuple[Variant, OpCall]]:
+        """An op's other forms, and how to run them."""
+        variants = self.graph.ops[op].variants
+        return list(zip(variants, self.variant_calls[op], strict=True)) if variants else []
 
     @property
     def boundary(self) -> int:

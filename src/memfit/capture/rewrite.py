@@ -70,10 +70,6 @@ class Rewriter:
         """Leave ops out: what they made is made by something added, or not at all."""
         self._removed |= ops
 
-    def _before(self, op: Op) -> list[tuple[Variant, OpCall]]:
-        """Variants that were offered already."""
-        return list(zip(op.variants, self.captured.variant_calls[op.id], strict=True)) if op.variants else []
-
     def finish(self) -> Captured:
         if not self._variants and not self._inserted:
             return self.captured
@@ -83,7 +79,7 @@ class Rewriter:
         place: dict[int, int] = {}
         for op, call in zip(self.graph.ops, self.captured.calls, strict=True):
             place[op.id] = len(ops)
-            offered = [*self._before(op), *self._variants.get(op.id, [])]
+            offered = [*self.captured.variants_of(op.id), *self._variants.get(op.id, [])]
             if op.id not in self._removed:
                 ops.append(replace(op, id=len(ops), variants=tuple(v for v, _ in offered)))
                 calls.append(call)
