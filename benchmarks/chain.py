@@ -5,7 +5,7 @@ counted from the emitted schedule, not taken from what a package says of itself:
 level, priced alike for all. Times are processor seconds, because the machine is shared, and include emission: first run in a fresh
 process (imports left out), "warm" is the best of the repeats after it. From 4,000 steps on memfit uses compiled rows: the very first such
 case compiles them (two levels, uf 1, ub 1, 10,000 steps), later processes load them from numba's cache. "not run": a shorter chain
-already took the package too long or failed.
+already took the package too long or failed. The peers come with `pip install -e ".[peers]"`.
 """
 
 from __future__ import annotations
