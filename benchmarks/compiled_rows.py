@@ -10,6 +10,7 @@ import time
 
 import torch
 
+from benchmarks.exact_rows import compared
 from benchmarks.gpu_eager import gradients
 from benchmarks.measuring import Rows, distances, exact_gradients, gpu, held, loss_of, quietly, step_of, synchronize
 from benchmarks.peers import Peer, checkpoint_blocks
@@ -33,6 +34,9 @@ def rows(peer: Peer, part: str, device: str, args: argparse.Namespace) -> Rows:
         return
     if part in STARTS:
         yield started(peer, model, inputs, targets, device, args)
+        return
+    if part == "gradients":
+        yield from compared(peer, model, device, args.plan_seconds)
         return
     if part == "adamw":
         yield from with_optimizer(peer, model, inputs, targets, device, args.plan_seconds)

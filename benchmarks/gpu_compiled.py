@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument(
         "--parts",
         default=CORE,
-        help='also "budget 0.5" (activation_memory_budget), "adamw", "start", "start again", "reserved", "reserved caching"; '
+        help='also "budget 0.5" (activation_memory_budget), "adamw", "start", "start again", "reserved", "reserved caching", "gradients" (dropout off); '
         '"|" separates processes, "MODEL,MODEL: PARTS" is for these alone',
     )
     parser.add_argument("--alone", default="", help="models measured first, one at a time")
@@ -71,16 +71,17 @@ def drive(args: argparse.Namespace) -> None:
     groups = args.parts.split("|")
     queue = [(model, parts) for group in groups for model, parts in _tasks_of(group, args.models)]
     alone = [task for task in queue if task[0] in args.alone.split(",") and task[1] == queue[0][1]]
-    with tempfile.NamedTemporaryFile() as lock:
+    with tempfile.NamedTemporaryFile() as own:
+        lock = os.environ.get("MEMFIT_GPU_LOCK", own.name)  # shared with whatever else is measured meanwhile
         for task in alone:
-            _start(args, *task, lock.name, threads=16).wait()
+            _start(args, *task, lock, threads=16).wait()
         running: list[subprocess.Popen[bytes]] = []
         for task in (t for t in queue if t not in alone):
             while len(running := [p for p in running if p.poll() is None]) >= args.jobs:
                 _step_back_compilers()
                 time.sleep(0.5)
             if time.perf_counter() < end:
-                running.append(_start(args, *task, lock.name, threads=max(2, (os.cpu_count() or 2) // args.jobs)))
+                running.append(_start(args, *task, lock, threads=max(2, (os.cpu_count() or 2) // args.jobs)))
         while any(p.poll() is None for p in running):
             _step_back_compilers()
             time.sleep(0.5)

@@ -116,9 +116,9 @@ def planned(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str
             row |= {"worst_gradient_difference": worst_difference(reference, found)}
             row |= {"from_fp64": None if exact is None else distances(exact, found)}
         yield row | predicted | result
-        over = result.get("peak_bytes", 0) - budget
-        if over > 0 and tries < TRIES:  # the closed loop of memfit.fit: a miss re-plans tighter
-            queue.insert(0, (name, budget, tighter_by + over, tries + 1))
+        peak_bytes = result.get("peak_bytes", 0)
+        if peak_bytes > budget and tries < TRIES:  # the closed loop of memfit.fit: a miss above the budget re-plans tighter by as much
+            queue.insert(0, (name, budget, tighter_by + peak_bytes - plan.timeline.peak_bytes, tries + 1))
 
 
 class _Forms:
@@ -132,10 +132,11 @@ class _Forms:
     def begin(self, offers: Any) -> None:
         """A start from the beginning: `offers` are made again."""
         self.measured.clear()
-        self._sliced, self._convolved = offers.in_slices(), offers.by_convolutions()
+        self._sliced = {lean: offers.in_slices(lean=lean) for lean in (False, True)}
+        self._convolved = offers.by_convolutions()
 
-    def in_slices(self) -> Iterator[Any]:
-        self._sliced, again = itertools.tee(self._sliced)
+    def in_slices(self, *, lean: bool = False) -> Iterator[Any]:
+        self._sliced[lean], again = itertools.tee(self._sliced[lean])
         return again
 
     def by_convolutions(self) -> Iterator[Any]:

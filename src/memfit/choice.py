@@ -160,7 +160,9 @@ class FormSearch:
         """`whole` keeps everything. Without a plan the weakest refusal: a proof must hold for all forms."""
         found = self._attempt(usual)
         if not found or found[0][2].timeline.time_ns > _SLOW * whole.timeline.time_ns:
-            found += self._in_slices(whole)
+            found += self._in_slices(self.forms.in_slices(), whole)
+        if not found:
+            found += self._in_slices(self.forms.in_slices(lean=True), whole)
         if not found:
             last = [self.task.costed(c, self.progress) for c in self.forms.by_convolutions()]
             found += self._attempt(last) if last else []
@@ -175,10 +177,10 @@ class FormSearch:
             self.refusals.append(refusal)
             return []
 
-    def _in_slices(self, whole: Plan) -> Iterator[tuple[Captured, Costs, Plan]]:
+    def _in_slices(self, forms: Iterable[Captured], whole: Plan) -> Iterator[tuple[Captured, Costs, Plan]]:
         """Plans for longer and longer blocks in slices, until one is not slow or repeats next to nothing besides. A block that cannot fit
         even in no workspace is not compiled."""
-        for form in self.forms.in_slices():
+        for form in forms:
             bare = find_plan(form.graph, uniform_costs(form.graph), self.budget, time_limit_s=_BARE_S)
             if bare.status is Status.INFEASIBLE:
                 self.refusals.append(InfeasibleBudget(bare.reason, minimum_bytes=bare.lower_bound_bytes))

@@ -67,7 +67,8 @@ class Task:
             return
         seen = {plain.graph.digest}
         wholes = (with_chunked_loss(plain), with_gradients_by_parts(plain))
-        others = chain(wholes, with_sliced_blocks(plain, None), [with_sliced_convolutions(plain)])
+        in_slices = (with_sliced_blocks(plain, None, lean=lean) for lean in (False, True))
+        others = chain(wholes, *in_slices, [with_sliced_convolutions(plain)])
         for captured, rounding in chain(((plain, False), (plain, True)), ((form, True) for form in others)):
             offer = None if captured is None else add_variants(captured, rounding=rounding)
             if offer is not None and offer.graph.digest not in seen:
@@ -141,6 +142,7 @@ class Offers(Iterator[Captured]):
     def __init__(self, task: Task, call: Call, accumulates: bool) -> None:
         self._task, self._call, self._accumulates = task, call, accumulates
         self._usual = self._every()
+        self._in_slices: dict[str, bool] = {}  # graphs with blocks in slices: whether found among lean ones only
 
     def __next__(self) -> Captured:
         return next(self._usual)
@@ -166,12 +168,14 @@ class Offers(Iterator[Captured]):
         fine = None if step is None else task._captured(step, self._accumulates, Inductor())
         return fine if fine is not None and (task.engine == "inductor" or len(fine.graph.ops) >= _WORTH_COMPILING) else None
 
-    def in_slices(self) -> Iterator[Captured]:
+    def in_slices(self, *, lean: bool = False) -> Iterator[Captured]:
         """A compiled step with the block it begins with run slice by slice of the batch: the shortest block first, the only one that
-        can pay where its plan repeats nothing. (Without a compiler they are among the usual forms.)"""
+        can pay where its plan repeats nothing. `lean`: those that keep nothing inside for backward. (Without a compiler they are among
+        the usual forms.)"""
         if self.fine is not None and "variants" in self._task.allow:
-            for sliced in with_sliced_blocks(self.fine, Inductor()):
-                yield with_regions(with_library_forms(sliced), Inductor())
+            for sliced in with_sliced_blocks(self.fine, Inductor(), lean=lean):
+                if lean is self._in_slices.setdefault(sliced.graph.digest, lean):
+                    yield with_regions(with_library_forms(sliced), Inductor())
 
     def by_convolutions(self) -> Iterator[Captured]:
         """A compiled step with its largest convolutions in slices, each by itself: for budgets below what one of them takes."""

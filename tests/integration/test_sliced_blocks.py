@@ -50,7 +50,7 @@ def old_minimum(model: nn.Module, x: torch.Tensor, y: torch.Tensor, engine: str)
     """What every other form of the step cannot go below, proven."""
     kwargs: dict[str, Any] = {"example_targets": (y,), "engine": engine, "time_limit_s": 4, **CROSS_ENTROPY}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("memfit.task.with_sliced_blocks", lambda *_: iter(()))
+        patch.setattr("memfit.task.with_sliced_blocks", lambda *_, **__: iter(()))
         with pytest.raises(InfeasibleBudget) as refusal:
             memfit.fit(copy.deepcopy(model), (x,), budget=1000, **kwargs)
     minimum = refusal.value.minimum_bytes
@@ -170,7 +170,9 @@ def test_a_slow_plan_has_the_block_in_slices_beside_it_and_the_faster_is_taken(m
 
     tried: list[str] = []
     in_slices = Offers.in_slices
-    monkeypatch.setattr(Offers, "in_slices", lambda offers: (tried.append(c.graph.digest) or c for c in in_slices(offers)))
+    monkeypatch.setattr(
+        Offers, "in_slices", lambda offers, **which: (tried.append(c.graph.digest) or c for c in in_slices(offers, **which))
+    )
     model, (x, y) = network(6), data(8)
     kwargs: dict[str, Any] = {"example_targets": (y,), "engine": "inductor", "budget": "1GiB", "time_limit_s": 4, **CROSS_ENTROPY}
     usual = memfit.fit(copy.deepcopy(model), (x,), **kwargs)

@@ -1,18 +1,19 @@
 """Finds the start of a network that is worth running slice by slice of the batch: wide inside, narrow where it ends.
 
-    x ─> [conv relu conv relu pool] ─> p ─> conv ─> ...       forward: only p exists whole
-    x ─> [ ... again ...  pool' relu' conv' relu' conv' ] <─ d p      backward: for each slice forward again, then its gradients
-                                 └─> d weights, summed
+    x ─> [conv relu conv relu pool] ─> p, o ─> conv ─> ...           forward: only p and o, the pool's offsets, exist whole
+    x, p, o ─> [conv relu, again;  pool' relu' conv' relu' conv'] <─ d p      backward: for each slice what is wide again, then gradients
+                                          └─> d weights, summed
 
 Convolutional networks are widest where they begin. Backward of a wide convolution holds its input, its output's gradient and its
 input's gradient at once, and no order of whole ops avoids that; slices do, as long as samples do not depend on each other (no batch
 norm, no dropout: `batch`). The part of backward that belongs to a block leads to the gradients of what the block reads, from the
-first values on that were made without looking at any other part of the network.
+first values on that were made without looking at any other part of the network. Backward makes again what is wide;
+small values, such as what pools make of it, forward gives away beside its results (`lean`: none, all is made again from the inputs).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -26,6 +27,7 @@ from memfit.core.graph import Op
 
 _NARROW = 1 / 2  # of the widest value since the last border: what may cross this one
 _FALLS = 2 / 3  # of the widest value before: what may come after, or nothing is won
+_SMALL = 1 / 4  # of what it is made of: a value that forward may give away for backward
 _WIDE = 1 / 4  # of the widest value: what a piece must have inside to be taken along
 
 
@@ -47,11 +49,11 @@ class Block:
     left: tuple[int, ...]
 
 
-def find_blocks(batch: Batch) -> Iterator[Block]:
-    """Blocks that begin where the network does, the shortest first."""
+def find_blocks(batch: Batch, *, lean: bool = False) -> Iterator[Block]:
+    """Blocks that begin where the network does, the shortest first. `lean`: nothing is kept inside one for its backward."""
     finder = _Finder(batch)
     for last in finder.cuts():
-        block = finder.block(last)
+        block = finder.block(last, lean=lean)
         if block is not None:
             yield block
 
@@ -118,6 +120,9 @@ class _Finder:
                 bad.update(op.outputs)
         return good
 
+    def _is_heavy(self, op: int) -> bool:
+        return getattr(self.captured.calls[op].target, "overloadpacket", None) in flop_registry
+
     def size(self, value: int) -> int:
         return self.graph.size_of(value)
 
@@ -149,8 +154,7 @@ class _Finder:
         """Where least crosses from this op on, before more does or the next product or convolution begins."""
         border, best = self._borders, number
         for k in range(number + 1, len(live)):
-            heavy = getattr(self.captured.calls[live[k]].target, "overloadpacket", None) in flop_registry
-            if heavy or border[live[k]] > border[live[best]]:
+            if self._is_heavy(live[k]) or border[live[k]] > border[live[best]]:
                 break
             if border[live[k]] < border[live[best]]:
                 best = k
@@ -173,18 +177,36 @@ class _Finder:
 
     # -- what belongs to a block ------------------------------------------------------------------------------------
 
-    def block(self, last: int) -> Block | None:
+    def block(self, last: int, *, lean: bool) -> Block | None:
         """The good ops up to this one, with their backward."""
         forward = {op for op in self.good if op <= last}
         backward = self._backward(forward)
         inside = {op for op in forward | backward if not self._is_remade(op)}
         left = self._left(inside, set())
         wanted = {self.root[t] for op in left for t in self.graph.ops[op].inputs} | self.kept
-        outputs = [tuple(v for v, op in self.maker.items() if op in own & inside and v in wanted) for own in (forward, backward)]
-        parts = [self._part(outputs[0], forward), *([self._part(outputs[1], forward | backward)] if outputs[1] else [])]
-        left = self._left(inside, {t for part in parts for t in part.inputs})
-        block = Block(forward=parts[0], backward=parts[1] if outputs[1] else None, left=left)
+        results, gradients = (tuple(v for v, op in self.maker.items() if op in own & inside and v in wanted) for own in (forward, backward))
+        again = self._again(gradients, forward, backward, set() if lean else self._small(forward & inside))
+        kept = tuple(v for v in again.inputs if self.maker.get(v) in forward)
+        ahead = self._part((*results, *(v for v in kept if v not in results)), forward)
+        left = self._left(inside, {*ahead.inputs, *again.inputs}.difference(kept))
+        block = Block(forward=ahead, backward=again if gradients else None, left=left)
         return block if self._is_worth(block) else None
+
+    def _small(self, forward: set[int]) -> set[int]:
+        """Values inside that could be kept for backward: made of something much larger."""
+        made = {v: self.graph.ops[op] for v, op in self.maker.items() if op in forward and self.batch.is_cut(v)}
+        return {v for v, op in made.items() if self.size(v) <= _SMALL * max(map(self.size, op.inputs), default=0)}
+
+    def _again(self, gradients: tuple[int, ...], forward: set[int], backward: set[int], small: set[int]) -> Part:
+        """What makes these from small values, but for those that a light op makes of what is there anyway."""
+        while True:
+            part = self._part(gradients, forward | backward, given=small)
+            there = {self.root[t] for t in (*part.inputs, *self.graph.sources, *(t for op in part.ops for t in self.graph.ops[op].outputs))}
+            makers = {v: self.graph.ops[self.maker[v]] for v in part.inputs if v in small}
+            cheap = {v for v, op in makers.items() if not self._is_heavy(op.id) and there.issuperset(self.root[t] for t in op.inputs)}
+            if not cheap:
+                return part
+            small = small - cheap
 
     def _backward(self, forward: set[int]) -> set[int]:
         """Ops after the boundary that lead to readers of the block's values and to the gradients of what it reads."""
@@ -256,15 +278,15 @@ class _Finder:
             left.append(op.id)
         return tuple(reversed(left))
 
-    def _part(self, outputs: tuple[int, ...], own: set[int]) -> Part:
-        """What makes these, back to tensors that ops outside `own` make."""
+    def _part(self, outputs: tuple[int, ...], own: set[int], *, given: Collection[int] = ()) -> Part:
+        """What makes these, back to tensors that ops outside `own` make, or that are given."""
         ops: set[int] = set()
         inputs: set[int] = set()
         pending = list(outputs)
         while pending:
             t = pending.pop()
             maker = next(iter(self.graph.producers[t]), -1)
-            if maker in own or self.batch.states[t] is UNIFORM:
+            if t not in given and (maker in own or self.batch.states[t] is UNIFORM):
                 if maker not in ops:
                     ops.add(maker)
                     pending.extend(self.graph.ops[maker].inputs)

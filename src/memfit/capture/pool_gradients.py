@@ -13,26 +13,29 @@ code that gathers them inside a reduction gave wrong gradients, though the same 
 
 from __future__ import annotations
 
+import operator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 aten = torch.ops.aten
 _POSITIONS = "prims._low_memory_max_pool_offsets_to_indices"
-_GATHERS = aten.max_pool2d_with_indices_backward.default
+GATHERS, SCATTERS = aten.max_pool2d_with_indices_backward.default, aten.scatter_add.default
 _COPIES = (aten.view.default, aten.reshape.default, aten.clone.default)
+ELEMENTWISE = (*_COPIES, torch.ops.prims.convert_element_type.default)  # what a mask may come before or after
 
 
 def scatters(target: Any) -> bool:
     """Whether an op may be such a gradient."""
-    return target in (aten.scatter_add.default, _GATHERS)
+    return target in (SCATTERS, GATHERS)
 
 
 def gathered(module: torch.fx.GraphModule, *, only_apart: bool = False) -> int:
     """Replace them in a graph whose nodes have samples, in place; how many. `only_apart`: where windows do not overlap, so that each place
     looks at one: less to read and write than in any other way."""
-    asked = [node for node in module.graph.find_nodes(op="call_function", target=_GATHERS) if _forget_input(node)]
-    found = asked + [n for n in module.graph.find_nodes(op="call_function", target=aten.scatter_add.default) if _replace(n, only_apart)]
+    asked = [node for node in module.graph.find_nodes(op="call_function", target=GATHERS) if forget_input(node)]
+    found = asked + [n for n in module.graph.find_nodes(op="call_function", target=SCATTERS) if _replace(n, only_apart)]
     if found:
         module.graph.eliminate_dead_code()
         module.recompile()
@@ -45,7 +48,7 @@ def _is_trusted(kernel: list[int], stride: list[int], padding: list[int]) -> boo
     return all(window - step <= pad or step == 1 for window, step, pad in each)
 
 
-def _forget_input(node: torch.fx.Node) -> bool:
+def forget_input(node: torch.fx.Node) -> bool:
     """Of a gradient that is gathered already: its input by zeros."""
     change, given, *rest = _arguments(node)
     if given.target is aten.full.default or not _is_trusted(*rest[:3]):
@@ -77,11 +80,35 @@ def _replace(node: torch.fx.Node, only_apart: bool) -> bool:
         like = node.graph.call_function(aten.full.default, (sizes, 0), dict(zeros.kwargs))  # of its input only the size is read
         is_ceiled = [*shape[2:]] != _floored(plane, kernel, stride, padding, dilation)
         arguments = (change, like, kernel, stride, padding, dilation, is_ceiled, positions)
-        made = node.graph.call_function(_GATHERS, arguments)
+        made = node.graph.call_function(GATHERS, arguments)
     like.meta["val"] = made.meta["val"] = readers[0].meta["val"]
     for user in readers:
         user.replace_all_uses_with(made)
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class PooledBy:
+    """Where a pool's gradient comes from: the pool itself, the gradient of what it gave, and the node that reads that first."""
+
+    pool: torch.fx.Node
+    change: torch.fx.Node
+    reader: torch.fx.Node
+
+
+def pool_of(node: torch.fx.Node) -> PooledBy | None:
+    """Of an op that may be a pool's gradient, in either form; None if it is not, or if a copy that it reads has other readers."""
+    arguments = _arguments(node)
+    places, values = (arguments[-1], arguments[0]) if node.target is GATHERS else arguments[2:]
+    positions = _before_copies(places)
+    if not _is_positions(positions):
+        return None
+    offsets, reader = _arguments(positions)[0], node
+    while values.target in ELEMENTWISE:
+        if len(values.users) > 1:
+            return None
+        reader, values = values, values.args[0]
+    return PooledBy(offsets.args[0], values, reader) if offsets.target is operator.getitem else None
 
 
 def _floored(plane: list[int], kernel: list[int], stride: list[int], padding: list[int], dilation: list[int]) -> list[int]:

@@ -3,9 +3,9 @@
     conv relu conv relu pool ─> p ─> ...          memfit.sliced_forward ─> p ─> ...
     ... <─ conv' relu' conv' relu' pool' <─ d p   d weights <─ memfit.sliced_backward <─ d p
 
-Two ops replace the block's (`blocks` finds it, `sliced` runs it). The values inside never exist whole, so a step fits where no order
-of whole ops does; the price is the block's forward a second time, whatever the budget. That makes it an offer of its own and not a
-variant: it is worth trying where the others have no plan, or a slow one.
+Two ops replace the block's (`blocks` finds it, `sliced` runs it). The wide values inside never exist whole, so a step fits where no
+order of whole ops does; the price is that they are made a second time, whatever the budget. That makes it an offer of its own and not
+a variant: it is worth trying where the others have no plan, or a slow one. `lean` blocks keep nothing inside: for the least of budgets.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _LEAST_SAMPLES = 8  # on a GPU: smaller slices do not fill it
 _MOST_BLOCKS = 3
 
 
-def with_sliced_blocks(captured: Captured, compiler: Compiler | None, *, num_slices: int = _NUM_SLICES) -> Iterator[Captured]:
+def with_sliced_blocks(
+    captured: Captured, compiler: Compiler | None, *, lean: bool = False, num_slices: int = _NUM_SLICES
+) -> Iterator[Captured]:
     """The step with a block in slices, in as many ways as there are blocks, the shortest first. Without a compiler ops run as they are."""
     batch = analyse(captured)
     if batch is None:
@@ -34,7 +36,7 @@ def with_sliced_blocks(captured: Captured, compiler: Compiler | None, *, num_sli
     least = _LEAST_SAMPLES if captured.device.type == "cuda" else 1
     size = slice_size(batch.size, num_slices=num_slices, least=least)
     if size < batch.size:
-        for block in islice(find_blocks(batch), _MOST_BLOCKS):
+        for block in islice(find_blocks(batch, lean=lean), _MOST_BLOCKS):
             try:
                 yield _replaced(batch, block, size, compiler)
             except (

@@ -43,9 +43,9 @@ def step(model: nn.Module, *, batch: int = 6, compiled: bool = True, size: int =
     return capture(model, Call.flatten((x, y), {}), loss_fn=nn.functional.cross_entropy, num_targets=1, compiler=compiler)
 
 
-def blocks_of(captured: Captured) -> list[Block]:
+def blocks_of(captured: Captured, *, lean: bool = False) -> list[Block]:
     batch = analyse(captured)
-    return [] if batch is None else list(find_blocks(batch))
+    return [] if batch is None else list(find_blocks(batch, lean=lean))
 
 
 def bytes_of(graph: Graph, tensors: tuple[int, ...]) -> int:
@@ -56,7 +56,7 @@ def bytes_of(graph: Graph, tensors: tuple[int, ...]) -> int:
 @pytest.mark.parametrize("loss", [True, False])
 def test_a_block_ends_after_each_pool_and_only_the_pooled_values_exist_whole(compiled: bool, loss: bool) -> None:
     captured = step(vgg(), compiled=compiled, loss=loss)
-    found = blocks_of(captured)
+    found = blocks_of(captured, lean=True)
     assert len(found) == 3
     for number, block in enumerate(found[:2]):
         (pooled,) = block.forward.outputs
@@ -69,6 +69,29 @@ def test_a_block_ends_after_each_pool_and_only_the_pooled_values_exist_whole(com
         assert sum(t in captured.convention.tangents or captured.samples[t] is None for t in block.backward.inputs) == 0
         incoming = [t for t in block.backward.inputs if t not in captured.graph.sources and captured.samples[t].shape == sample.shape]  # type: ignore[union-attr]
         assert len(incoming) == 1
+
+
+def test_what_pools_made_is_kept_and_their_convolutions_run_once() -> None:
+    captured = step(vgg())
+    calls = captured.calls
+    for number, (block, lean) in enumerate(zip(blocks_of(captured), blocks_of(captured, lean=True), strict=True), 1):
+        assert block.backward is not None
+        assert lean.backward is not None
+        again, all_again = (sum(calls[op].target is torch.ops.aten.convolution.default for op in b.backward.ops) for b in (block, lean))  # type: ignore[union-attr]
+        assert (again, all_again) == (number, 2 * number)  # a last convolution gives what only the pool reads
+        kept = [captured.samples[t] for t in block.forward.outputs]
+        assert [(s.dtype, s.shape[-1]) for s in kept if s is not None and s.dtype is torch.int8] == [
+            (torch.int8, 16 // 2**k) for k in range(number)
+        ]
+        assert set(block.forward.outputs) >= set(lean.forward.outputs)
+        assert bytes_of(captured.graph, block.forward.outputs) < 3 * bytes_of(
+            captured.graph, blocks_of(captured, lean=True)[0].forward.outputs
+        )
+
+
+def test_nothing_is_kept_that_is_made_again_anyway() -> None:
+    for block, lean in zip(*(blocks_of(step(vgg(), compiled=False), lean=lean) for lean in (False, True)), strict=True):
+        assert block == lean  # eager pools read their input in backward: it is made again, and everything before it
 
 
 @pytest.mark.parametrize("compiled", [True, False])
@@ -87,7 +110,7 @@ def test_no_block_where_width_does_not_fall_or_there_is_no_batch() -> None:
     pooled = (6, 8, 8, 8)
     growing = step(vgg(widths=(8, 32)), size=16)  # as wide after the first pool as before it
     assert pooled in [tuple(s.shape) for s in growing.samples if s is not None]
-    assert all(tuple(growing.samples[t].shape) != pooled for b in blocks_of(growing) for t in b.forward.outputs)  # type: ignore[union-attr]
+    assert all(tuple(growing.samples[t].shape) != pooled for b in blocks_of(growing, lean=True) for t in b.forward.outputs)  # type: ignore[union-attr]
     assert blocks_of(step(vgg(), batch=1)) == []
 
     class Skips(nn.Module):
@@ -108,7 +131,7 @@ def test_weights_cast_for_each_step_do_not_count_as_width() -> None:
         *list(vgg().children())[:-2], nn.Flatten(), nn.Linear(32, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.Linear(4096, 5)
     )
     with torch.autocast("cpu", torch.bfloat16):
-        found = blocks_of(step(model))
+        found = blocks_of(step(model), lean=True)
     assert len(found) >= 3
 
 
