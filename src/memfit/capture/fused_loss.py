@@ -64,6 +64,11 @@ class FusedLoss:
         self.__name__ = f"fused_loss_{_NUM_CHUNKS}_{reduction}_{ignore}_{dtype}"
         self._kernels: dict[Any, Run] = {}
 
+    @property
+    def is_compiled(self) -> bool:
+        """Not before it is called: who builds kernels of regions together must not call it meanwhile."""
+        return bool(self._kernels)
+
     def __call__(self, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, ...]:
         count = (target != self.ignore).sum().to(self.dtype)
         scale = 1 / count if self.reduction == 1 else torch.ones_like(count)

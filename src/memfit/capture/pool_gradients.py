@@ -49,15 +49,20 @@ def _is_trusted(kernel: list[int], stride: list[int], padding: list[int]) -> boo
 
 
 def forget_input(node: torch.fx.Node) -> bool:
-    """Of a gradient that is gathered already: its input by zeros."""
+    """Of a gradient that is gathered already: its input by zeros, and its layout, which was the input's, by a copy that nothing is written for."""
     change, given, *rest = _arguments(node)
     if given.target is aten.full.default or not _is_trusted(*rest[:3]):
         return False
-    sample = given.meta["val"]
+    sample, made = given.meta["val"], node.meta["val"]
     with node.graph.inserting_before(node):
         like = node.graph.call_function(aten.full.default, (list(sample.shape), 0), {"dtype": sample.dtype, "device": sample.device})
     like.meta["val"] = sample
     node.args = (change, like, *rest)
+    if not made.is_contiguous() and made.is_contiguous(memory_format=torch.channels_last):
+        with node.graph.inserting_after(node):
+            laid = node.graph.call_function(aten.clone.default, (node,), {"memory_format": torch.channels_last})
+        laid.meta = dict(node.meta)
+        node.replace_all_uses_with(laid, delete_user_cb=lambda user: user is not laid)
     return True
 
 

@@ -46,7 +46,7 @@ def _move(mask: torch.fx.Node) -> bool:
     if spread.target is GATHERS and not forget_input(spread):
         return False
     _insert(pooled, pooled_by, mask)
-    mask.replace_all_uses_with(gradient)
+    mask.replace_all_uses_with(_arguments(mask)[2])
     return True
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +14,8 @@ from torch import nn
 from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call
 from memfit.capture.pool_masks import mask_before_pools
+from memfit.capture.region import Region
+from memfit.capture.regions import with_regions
 from memfit.capture.step import capture
 from memfit.execute.inductor import Inductor
 
@@ -79,6 +82,23 @@ def test_in_half_precision_too() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         captured = captured_of(model, x.float(), y)
     assert masks(captured) == [model.pool(model.first(x.float())).numel()]
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="Inductor on the CPU needs a C++ compiler")
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.Identity()], ids=str)
+def test_regions_give_the_layouts_that_were_promised(activation: nn.Module) -> None:
+    model, (x, y) = Net(nn.MaxPool2d(2), activation).to(memory_format=torch.channels_last), data(channels_last=True)  # type: ignore[call-overload]
+    captured = with_regions(captured_of(model, x.float(), y), Inductor())
+    forms = [captured.call(op.id, form) for op in captured.graph.ops for form in range(len(op.forms))]
+    regions = [call for call in forms if isinstance(call.target, Region)]
+    assert regions
+    for call in regions:
+        inputs = [captured.samples[a.tensor] for a in call.args]
+        real = [torch.empty_strided(s.shape, s.stride(), dtype=s.dtype).zero_() for s in inputs if s is not None]
+        made = call.target(*real)  # type: ignore[misc]
+        for tensor, value in zip(call.outputs, made, strict=True):
+            sample = None if tensor is None else captured.samples[tensor]
+            assert sample is None or (value.shape, value.stride()) == (sample.shape, sample.stride())
 
 
 def test_infinities_and_not_a_number_go_the_same_way() -> None:
