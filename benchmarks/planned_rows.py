@@ -132,12 +132,13 @@ class _Forms:
     def begin(self, offers: Any) -> None:
         """A start from the beginning: `offers` are made again."""
         self.measured.clear()
-        self._sliced = {lean: offers.in_slices(lean=lean) for lean in (False, True)}
+        self._sliced = list(offers.in_slices())
         self._convolved = offers.by_convolutions()
 
-    def in_slices(self, *, lean: bool = False) -> Iterator[Any]:
-        self._sliced[lean], again = itertools.tee(self._sliced[lean])
-        return again
+    def in_slices(self) -> Iterator[Any]:
+        for k, way in enumerate(self._sliced):
+            self._sliced[k], again = itertools.tee(way)
+            yield again
 
     def by_convolutions(self) -> Iterator[Any]:
         self._convolved, again = itertools.tee(self._convolved)

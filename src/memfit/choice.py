@@ -141,6 +141,7 @@ def _is_worth_more(outcome: Outcome, settings: PlanSettings) -> bool:
 
 
 _SLOW = 1.08  # times the step that keeps everything: from there on the widest block in slices may be faster, though it always runs twice
+_LAST_RESORT = 2  # ways of slicing from this one on are tried where nothing else has a plan
 _BARE_S = 1.0
 _SETTLED = 1.02  # times the step in slices that keeps everything: a longer block in slices takes longer by itself
 
@@ -159,16 +160,16 @@ class FormSearch:
     def best(self, usual: Iterable[tuple[Captured, Costs]], whole: Plan) -> tuple[Captured, Costs, Plan]:
         """`whole` keeps everything. Without a plan the weakest refusal: a proof must hold for all forms."""
         found = self._attempt(usual)
-        if not found or found[0][2].timeline.time_ns > _SLOW * whole.timeline.time_ns:
-            found += self._in_slices(self.forms.in_slices(), whole)
-        if not found:
-            found += self._in_slices(self.forms.in_slices(lean=True), whole)
+        for number, way in enumerate(self.forms.in_slices()):
+            if found and (number >= _LAST_RESORT or min(map(_time_of, found)) <= _SLOW * whole.timeline.time_ns):
+                break
+            found += self._in_slices(way, whole)
         if not found:
             last = [self.task.costed(c, self.progress) for c in self.forms.by_convolutions()]
             found += self._attempt(last) if last else []
         if not found:
             raise min(self.refusals, key=lambda refusal: refusal.minimum_bytes or 0 if isinstance(refusal, InfeasibleBudget) else -1)
-        return min(found, key=lambda entry: entry[2].timeline.time_ns)
+        return min(found, key=_time_of)
 
     def _attempt(self, offers: Iterable[tuple[Captured, Costs]]) -> list[tuple[Captured, Costs, Plan]]:
         try:
@@ -191,6 +192,10 @@ class FormSearch:
                 least_ns = find_plan(captured.graph, costs, None, planner="keep_all").require_plan().timeline.time_ns
                 if entry[2].timeline.time_ns <= max(_SETTLED * least_ns, _SLOW * whole.timeline.time_ns):
                     return
+
+
+def _time_of(entry: tuple[Captured, Costs, Plan]) -> int:
+    return entry[2].timeline.time_ns
 
 
 def has_repeats(plan: Plan) -> bool:

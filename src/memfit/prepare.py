@@ -94,7 +94,7 @@ def _make_ready(
             budget = Budget(device_bytes=max(0, given.device_bytes - beside_bytes))
         every = chain((first,), offers)
         if plan is not None:
-            rare = (task.costed(c, progress) for c in chain(forms.in_slices(), forms.in_slices(lean=True), forms.by_convolutions()))
+            rare = (task.costed(c, progress) for c in chain(*forms.in_slices(), forms.by_convolutions()))
             captured, costs, chosen = _replayed(plan, chain(every, rare), budget)
         else:
             progress.update("planning")

@@ -22,7 +22,7 @@ from memfit.capture.fused_loss import with_fused_loss
 from memfit.capture.inputs import Call
 from memfit.capture.loss_head import has_large_loss, with_chunked_loss
 from memfit.capture.regions import with_regions
-from memfit.capture.sliced_blocks import with_sliced_blocks
+from memfit.capture.sliced_blocks import SLICINGS, with_sliced_blocks
 from memfit.capture.step import Traced, traced
 from memfit.capture.variants import add_variants, with_library_forms, with_sliced_convolutions
 from memfit.core.costs import Costs
@@ -142,7 +142,6 @@ class Offers(Iterator[Captured]):
     def __init__(self, task: Task, call: Call, accumulates: bool) -> None:
         self._task, self._call, self._accumulates = task, call, accumulates
         self._usual = self._every()
-        self._in_slices: dict[str, bool] = {}  # graphs with blocks in slices: whether found among lean ones only
 
     def __next__(self) -> Captured:
         return next(self._usual)
@@ -168,14 +167,21 @@ class Offers(Iterator[Captured]):
         fine = None if step is None else task._captured(step, self._accumulates, Inductor())
         return fine if fine is not None and (task.engine == "inductor" or len(fine.graph.ops) >= _WORTH_COMPILING) else None
 
-    def in_slices(self, *, lean: bool = False) -> Iterator[Captured]:
-        """A compiled step with the block it begins with run slice by slice of the batch: the shortest block first, the only one that
-        can pay where its plan repeats nothing. `lean`: those that keep nothing inside for backward. (Without a compiler they are among
+    def in_slices(self) -> Iterator[Iterator[Captured]]:
+        """A compiled step with the block it begins with run slice by slice of the batch: ways that hold less and less and take longer,
+        each with the shortest block first, the only one that can pay where its plan repeats nothing. (Without a compiler they are among
         the usual forms.)"""
         if self.fine is not None and "variants" in self._task.allow:
-            for sliced in with_sliced_blocks(self.fine, Inductor(), lean=lean):
-                if lean is self._in_slices.setdefault(sliced.graph.digest, lean):
-                    yield with_regions(with_library_forms(sliced), Inductor())
+            seen: set[str] = set()
+            for num_slices, lean in SLICINGS:
+                yield self._sliced(with_sliced_blocks(self.fine, Inductor(), num_slices=num_slices, lean=lean), seen)
+
+    @staticmethod
+    def _sliced(forms: Iterator[Captured], seen: set[str]) -> Iterator[Captured]:
+        for sliced in forms:
+            if sliced.graph.digest not in seen:
+                seen.add(sliced.graph.digest)
+                yield with_regions(with_library_forms(sliced), Inductor())
 
     def by_convolutions(self) -> Iterator[Captured]:
         """A compiled step with its largest convolutions in slices, each by itself: for budgets below what one of them takes."""

@@ -22,6 +22,9 @@ from memfit.capture.sliced import Sliced
 from memfit.core.graph import Op
 
 _NUM_SLICES = 8
+SLICINGS = ((4, False), (8, False), (8, True))
+"""Numbers of slices, and whether lean: ways to slice a compiled step, from the fastest to the one that holds least. Fewer images at a time
+run slower (VGG-16 on an H200: 2 % from four slices to eight), and what is not kept inside a block is computed twice (7 %)."""
 _LEAST_SAMPLES = 8  # on a GPU: smaller slices do not fill it
 _MOST_BLOCKS = 3
 
