@@ -16,22 +16,27 @@ from memfit.profile.allocations import peaks_of
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-def gradients_of(pool: nn.Module) -> tuple[Any, dict[int, Any]]:
+def gradients_of(pool: nn.Module, dtype: torch.dtype = torch.float64) -> tuple[Any, dict[int, Any]]:
     """Runs the step by its regions, gathered where that is offered; its gradients are the plain model's."""
+    torch.backends.cudnn.allow_tf32 = False
     model, x, y = (part.cuda() for part in network(pool))
+    model, x = model.to(dtype), x.to(dtype)
     plain = copy.deepcopy(model)
     nn.functional.cross_entropy(plain(x), y).backward()
     captured = regions(model, x, y, Inductor())
     found, inputs = run(captured, model, x, y)
     for position, parameter in enumerate(plain.parameters()):
         assert parameter.grad is not None
-        torch.testing.assert_close(found[position], parameter.grad, rtol=1e-9, atol=1e-12)
+        near = 1e-9 if dtype is torch.float64 else 1e-4
+        torch.testing.assert_close(found[position], parameter.grad, rtol=near, atol=near * float(parameter.grad.abs().max()))
     return captured, inputs
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("pool", LEFT_ALONE, ids=str)
-def test_windows_that_overlap_at_the_border(pool: nn.Module) -> None:
-    _, inputs = gradients_of(pool)
+def test_windows_that_overlap_at_the_border(pool: nn.Module, dtype: torch.dtype) -> None:
+    """In double precision torch.compile itself is wrong here (torch 2.11): memfit scatters."""
+    _, inputs = gradients_of(pool, dtype)
     assert not inputs
 
 

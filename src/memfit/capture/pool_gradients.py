@@ -7,17 +7,21 @@ Inductor traces the first, which reads less where many windows overlap, and has 
 backward the buffer is as large as the activation beside it. Which is faster depends on the windows: both are offered, and measured.
 Before torch 2.12 it traces the second, given the pool's input, which it then writes out though nothing but its size is read.
 
-Windows that overlap and begin at the border (3 wide, 2 apart, no padding) are left as they are traced: on an H200 (torch 2.11, Triton 3.6)
-code that gathers them inside a reduction gave wrong gradients, though the same code is right when Triton interprets it.
+Windows that overlap and begin at the border (3 wide, 2 apart, no padding) are left as they are traced. In double precision on a GPU they
+are scattered by us: gathered inside a reduction they come out wrong on an H200 (torch 2.11, Triton 3.6), in torch.compile as well, though
+the same code is right in single precision, and in double when Triton interprets it.
 """
 
 from __future__ import annotations
 
+import math
 import operator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 aten = torch.ops.aten
 _POSITIONS = "prims._low_memory_max_pool_offsets_to_indices"
@@ -40,6 +44,48 @@ def gathered(module: torch.fx.GraphModule, *, only_apart: bool = False) -> int:
         module.graph.eliminate_dead_code()
         module.recompile()
     return len(found)
+
+
+def scattered(module: torch.fx.GraphModule, *, always: bool = False) -> int:
+    """Those that are traced as gathered and would come out wrong, in place; how many. (`always`: whatever the type and the device.)"""
+    nodes = module.graph.find_nodes(op="call_function", target=GATHERS)
+    found = [n for n in nodes if not _is_trusted(*_arguments(n)[2:5]) and (always or _is_double_on_a_gpu(n.meta["val"]))]
+    for node in found:
+        _scatter(node)
+    if found:
+        module.graph.eliminate_dead_code()
+        module.recompile()
+    return len(found)
+
+
+def _is_double_on_a_gpu(sample: torch.Tensor) -> bool:
+    return sample.dtype is torch.float64 and sample.device.type == "cuda"
+
+
+def _scatter(node: torch.fx.Node) -> None:
+    """Added to by windows, plane by plane."""
+    change, positions, sample = node.args[0], node.args[-1], node.meta["val"]
+    *outer, height, width = sample.shape
+    planes = math.prod(outer)
+    with node.graph.inserting_before(node):
+        zeros = insert(node, aten.full.default, [planes, height * width], 0, dtype=sample.dtype, device=sample.device)
+        dense = [insert(node, aten.clone.default, x, memory_format=torch.contiguous_format) for x in (positions, change)]
+        places, values = (insert(node, aten.view.default, x, [planes, -1]) for x in dense)
+        added = insert(node, SCATTERS, zeros, 1, places, values)
+        whole = insert(node, aten.view.default, added, list(sample.shape))
+        is_laid = sample.is_contiguous() or not sample.is_contiguous(memory_format=torch.channels_last)
+        laid = whole if is_laid else insert(node, aten.clone.default, whole, memory_format=torch.channels_last)
+    node.replace_all_uses_with(laid)
+
+
+def insert(like: torch.fx.Node, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
+    """A call where the graph inserts, described as this node is, with a sample of its own."""
+    node = like.graph.call_function(target, args, kwargs)
+    given = tree_map(lambda v: v.meta["val"] if isinstance(v, torch.fx.Node) else v, args)
+    sample = like.meta["val"]
+    with getattr(sample, "fake_mode", nullcontext()):
+        node.meta = {**like.meta, "val": target(*given, **kwargs)}
+    return node
 
 
 def _is_trusted(kernel: list[int], stride: list[int], padding: list[int]) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from memfit.capture.pool_gradients import ELEMENTWISE, GATHERS, SCATTERS, PooledBy, forget_input, pool_of
+from memfit.capture.pool_gradients import ELEMENTWISE, GATHERS, SCATTERS, PooledBy, forget_input, insert, pool_of
 
 aten = torch.ops.aten
 
@@ -51,17 +51,12 @@ def _move(mask: torch.fx.Node) -> bool:
 
 
 def _insert(pooled: torch.fx.Node, pooled_by: PooledBy, like: torch.fx.Node) -> None:
-    graph, change, reader = like.graph, pooled_by.change, pooled_by.reader
-    sample, values = pooled.meta["val"], change.meta["val"]
-    with graph.inserting_before(reader):
-        is_off = graph.call_function(aten.le.Scalar, (pooled, 0))
-        zero = graph.call_function(aten.full.default, ([], 0.0), {"dtype": values.dtype, "device": values.device})
-        masked = graph.call_function(aten.where.self, (is_off, zero, change))
-    for node in (is_off, zero, masked):
-        node.meta = dict(like.meta)
-    is_off.meta["val"] = aten.le.Scalar(sample, 0)
-    zero.meta["val"] = values.new_empty(())
-    masked.meta["val"] = aten.where.self(is_off.meta["val"], zero.meta["val"], values)
+    change, reader = pooled_by.change, pooled_by.reader
+    sample = change.meta["val"]
+    with like.graph.inserting_before(reader):
+        is_off = insert(like, aten.le.Scalar, pooled, 0)
+        zero = insert(like, aten.full.default, [], 0.0, dtype=sample.dtype, device=sample.device)
+        masked = insert(like, aten.where.self, is_off, zero, change)
     reader.replace_input_with(change, masked)
 
 

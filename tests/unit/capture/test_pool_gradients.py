@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from memfit.capture.captured import Captured, Ref, Role
 from memfit.capture.inputs import Call
-from memfit.capture.pool_gradients import gathered
+from memfit.capture.pool_gradients import gathered, scattered
 from memfit.capture.region import Region
 from memfit.capture.regions import with_regions
 from memfit.capture.step import capture
@@ -69,6 +69,7 @@ POOLS = [
     nn.MaxPool2d((3, 2), (2, 1), (1, 0)),
     nn.MaxPool2d(2, 3),
 ]
+TRACED_AS_GATHERED = torch.__version__ < "2.12"
 LEFT_ALONE = [nn.MaxPool2d(3, 2, ceil_mode=True), nn.MaxPool2d((3, 2), (2, 1))]
 
 
@@ -115,6 +116,23 @@ def test_windows_that_overlap_at_the_border_are_left_alone(pool: nn.Module) -> N
     nn.functional.cross_entropy(plain(x), y).backward()
     captured = regions(model, x, y, OneByOne())
     assert not any(v.name.startswith("gathered") for op in captured.graph.ops for v in op.variants)
+    found, _ = run(captured, model, x, y)
+    for position, parameter in enumerate(plain.parameters()):
+        assert parameter.grad is not None
+        torch.testing.assert_close(found[position], parameter.grad, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("pool", LEFT_ALONE, ids=str)
+def test_scattered_by_us(pool: nn.Module, channels_last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In double precision on a GPU PyTorch's own way is wrong for these."""
+    moved: list[int] = []
+    monkeypatch.setattr("memfit.capture.step.scattered", lambda module: moved.append(scattered(module, always=True)))
+    model, x, y = network(pool, channels_last=channels_last)
+    plain = copy.deepcopy(model)
+    nn.functional.cross_entropy(plain(x), y).backward()
+    captured = regions(model, x, y, OneByOne())
+    assert moved == [int(TRACED_AS_GATHERED)]
     found, _ = run(captured, model, x, y)
     for position, parameter in enumerate(plain.parameters()):
         assert parameter.grad is not None
