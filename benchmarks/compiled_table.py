@@ -28,7 +28,13 @@ def main() -> None:
     models = by_model(records)
     print(
         "\n\n".join(
-            [summary(models), summary(models, ", replayed"), starts(models), *(section(name, rows) for name, rows in models.items())]
+            [
+                summary(models),
+                summary(models, ", replayed"),
+                starts(models),
+                exactness(models),
+                *(section(name, rows) for name, rows in models.items()),
+            ]
         )
     )
     if args.png:
@@ -102,6 +108,20 @@ def starts(models: dict[str, list[dict[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
+def exactness(models: dict[str, list[dict[str, Any]]]) -> str:
+    """Distances of gradients from fp64 with dropout switched off: of all entries together, and of the worst relative to its tensor's largest."""
+    lines = [
+        "| gradients from fp64, dropout off: norm (worst) | eager | torch.compile | memfit | memfit, tighter |",
+        "|---|---|---|---|---|",
+    ]
+    for name, rows in models.items():
+        found = [r for r in rows if r["part"] == "gradients" and "from_fp64" in r]
+        cells = [f"{r['from_fp64']['norm']:.5f} ({r['from_fp64']['worst']:.4f})" for r in found]
+        if found:
+            lines.append(f"| {name} | " + " | ".join([*cells, *[""] * (4 - len(cells))]) + " |")
+    return "\n".join(lines)
+
+
 def section(name: str, rows: list[dict[str, Any]]) -> str:
     """One model: a line per row, in the order measured. "beaten by" names a faster point in no more memory."""
     base = _base(rows)
@@ -111,7 +131,7 @@ def section(name: str, rows: list[dict[str, Any]]) -> str:
         "| what | ms (min) | x torch.compile | GiB measured | GiB predicted | GiB budget | beaten by |",
         "|---|---|---|---|---|---|---|",
     ]
-    for r in rows:
+    for r in (r for r in rows if r["part"] != "gradients"):
         if "reserved_bytes" in r:
             text = ", ".join(f"{b / 2**30:.2f}" for b in r["reserved_bytes"])
             lines.append(f"| {r['what']} | GiB reserved in each step: {text} | | | | {r['budget_bytes'] / 2**30:.2f} | |")

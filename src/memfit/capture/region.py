@@ -80,6 +80,8 @@ class Region(Piece):
         super().__init__(digest, len(part.ops), compiler, lambda: _source_of(captured, part))
         self.__name__ = f"region_{digest}"
         self._trusted = False
+        overwriting = {new for new, _ in part.over}
+        self._strides = [None if (s := captured.samples[t]) is None else s.stride() for t in part.outputs if t not in overwriting]
         self._over = tuple(sorted((part.outputs.index(new), part.inputs.index(old)) for new, old in part.over))
 
     def __call__(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -90,6 +92,9 @@ class Region(Piece):
             if _shares_memory(inputs, made):
                 self._run = _separated(run)
                 made = [t.clone() for t in made]
+            elif not all(map(_lies_so, made, self._strides)):
+                self._run = _laid_out(run, self._strides)
+                made = self._run(list(inputs))
         return self._with_overwritten(made, inputs) if self._over else made
 
     def _with_overwritten(self, made: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -115,6 +120,19 @@ def _shares_memory(inputs: Sequence[torch.Tensor], made: Sequence[torch.Tensor])
 
 def _separated(run: Run) -> Run:
     return lambda inputs: [t.clone() for t in run(inputs)]
+
+
+def _lies_so(t: torch.Tensor, strides: tuple[int, ...] | None) -> bool:
+    return strides is None or all(n < 2 or a == b for n, a, b in zip(t.shape, t.stride(), strides, strict=True))
+
+
+def _laid_out(run: Run, strides: Sequence[tuple[int, ...] | None]) -> Run:
+    """A compiler's results in the layouts that were promised: what reads them is compiled for those."""
+
+    def copied(t: torch.Tensor, wanted: tuple[int, ...] | None) -> torch.Tensor:
+        return t if wanted is None or _lies_so(t, wanted) else t.new_empty_strided(t.shape, wanted).copy_(t)
+
+    return lambda inputs: [copied(t, wanted) for t, wanted in zip(run(inputs), strides, strict=True)]
 
 
 def module_of(captured: Captured, part: Slice) -> torch.fx.GraphModule:

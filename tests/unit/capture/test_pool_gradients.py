@@ -46,7 +46,7 @@ def run(captured: Captured, model: nn.Module, x: torch.Tensor, y: torch.Tensor) 
     with torch.no_grad():
         for op, call in zip(captured.graph.ops, captured.calls, strict=True):
             if call.role is Role.BACKWARD_BEGINS:
-                values.update((t, torch.ones((), dtype=torch.float64, device=x.device)) for t in op.outputs)
+                values.update((t, torch.ones((), dtype=x.dtype, device=x.device)) for t in op.outputs)
             elif call.role is Role.ACCUMULATE:
                 found[call.index] = values[call.args[0].tensor]
             elif not all(t in values for t in op.outputs):

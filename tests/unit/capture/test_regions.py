@@ -273,3 +273,26 @@ def test_layers_with_dropout_share_their_regions_although_their_seeds_differ() -
         return len(regions_of(with_regions(fine, Inductor())))
 
     assert regions(8) == regions(4)
+
+
+def test_results_in_another_layout_than_promised_are_copied() -> None:
+    """A compiler may choose: what reads them was compiled for what was traced."""
+
+    class Transposing(OneByOne):
+        def compile(self, module: Any, samples: Any) -> Any:
+            run = super().compile(module, samples)
+            return lambda inputs: [t.mT.contiguous().mT if t.dim() == 2 else t for t in run(inputs)]
+
+    model, x = nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 3)), torch.randn(5, 4)
+    captured = with_regions(capture(model, Call.flatten((x,), {}), compiler=Transposing()), Transposing())
+    seen = 0
+    for call in (c for c in captured.calls if isinstance(c.target, Region)):
+        samples = [captured.samples[a.tensor] for a in call.args]
+        inputs = [torch.rand(s.shape).as_strided(s.shape, s.stride()) for s in samples if s is not None]
+        for _ in range(2):
+            for tensor, made in zip(call.outputs, call.target(*inputs), strict=True):
+                sample = None if tensor is None else captured.samples[tensor]
+                assert sample is not None
+                assert made.stride() == sample.stride()
+                seen += made.dim() == 2 and made.numel() > 1
+    assert seen
