@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from os import cpu_count
 from random import Random
+from threading import get_ident
+from time import perf_counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +17,7 @@ import memfit
 from memfit.core.budget import Budget
 from memfit.core.costs import uniform_costs
 from memfit.core.outcome import Status
-from memfit.planning import Progress, plan
+from memfit.planning import Progress, anytime, plan
 from memfit.planning.anytime import _walks, improve_until
 from memfit.planning.base import Problem
 from memfit.planning.cut_lp import CutProgram
@@ -228,16 +232,49 @@ def test_while_nothing_fits_several_walks_set_out_and_some_again_later() -> None
     graph = training_chain(30, 10)
     search = Search(Problem(graph=graph, costs=uniform_costs(graph), budget=Budget(device_bytes=60), time_limit_s=20.0))
     search.offer(np.array(search.problem.model.agenda, np.int64))
-    walks = _walks(search, seed=0, most=4)
+    walks = _walks(search, seed=0, most=4, least=2)
     assert len(walks) == 4
     assert all(walk.best_standing[0] > 0 for walk in walks)
     improve_until(search, seconds=6.0)
     assert search.best is not None
     assert search.miss is not None
     assert search.gap_points > 5
-    standings = [walk.best_standing[0] for walk in _walks(search, seed=0, most=4)]
+    standings = [walk.best_standing[0] for walk in _walks(search, seed=0, most=4, least=2)]
     assert min(standings) == 0
     assert max(standings) > 0
+
+
+def test_walks_at_once_are_from_different_seeds_and_only_one_thread_offers(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = training_chain(30, 10)
+    search = Search(Problem(graph=graph, costs=uniform_costs(graph), budget=Budget(device_bytes=120), time_limit_s=20.0), enough_points=0.0)
+    search.mend(np.array(search.problem.model.agenda, np.int64), search.makers, "")
+    alone = _walks(search, seed=0, most=1, least=2)
+    assert len({walk.seed for walk in alone}) == len(alone) == 2  # one plan is known: both set out from it
+    offering, walking = set[int](), set[int]()
+    offer, round_ = Search.offer, Neighbourhood.round
+    monkeypatch.setattr(Search, "offer", lambda *given, **more: (offering.add(get_ident()), offer(*given, **more))[1])
+    monkeypatch.setattr(Neighbourhood, "round", lambda *given: (walking.add(get_ident()), round_(*given))[1])
+    improve_until(search, seconds=1.0)
+    assert offering <= {get_ident()}
+    assert len(walking) == min(2, cpu_count() or 1)
+    assert get_ident() not in walking
+
+
+def test_an_interrupt_ends_the_walks(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = training_chain(30, 10)
+    search = Search(Problem(graph=graph, costs=uniform_costs(graph), budget=Budget(device_bytes=120), time_limit_s=60.0), enough_points=0.0)
+    search.mend(np.array(search.problem.model.agenda, np.int64), search.makers, "")
+
+    def interrupt(_: Any) -> None:
+        if search.problem.seconds > 0.3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(anytime._Clock, "tell", interrupt)
+    began = perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        improve_until(search, seconds=50.0)
+    assert perf_counter() - began < 20  # and not when their time is up
+    assert search.best is not None
 
 
 def test_mending_is_no_worse_than_either_way_of_repair() -> None:
