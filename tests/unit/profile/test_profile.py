@@ -13,6 +13,8 @@ from tests.training import CPU, batch, deep
 from torch import nn
 
 from memfit.capture.captured import OpCall
+from memfit.capture.compiler import PlainOps
+from memfit.capture.fused_loss import FusedLoss
 from memfit.capture.inputs import Call
 from memfit.capture.step import capture
 from memfit.core.errors import BadInput
@@ -76,7 +78,8 @@ def test_first_calls_are_made_one_by_one_where_a_library_loads_kernels(kind: str
     class Compiled:
         is_compiled = False
 
-    targets = [torch.relu, Compiled(), torch.mm, torch.tanh]
+    lazy = FusedLoss(PlainOps(), reduction=1, ignore=-100, dtype=torch.float32)  # type: ignore[arg-type]
+    targets = [torch.relu, Compiled(), torch.mm, torch.tanh, lazy]
     called = list[int]()
 
     class Step:
@@ -92,12 +95,12 @@ def test_first_calls_are_made_one_by_one_where_a_library_loads_kernels(kind: str
 
     monkeypatch.setattr(measured_module, "_runner", lambda _, op, __: lambda: run(op))
     monkeypatch.setattr(torch.random, "fork_rng", lambda **_: nullcontext())
-    calls = measured_module._first_calls(Step(), [(op, 0) for op in range(4)])  # type: ignore[arg-type]
+    calls = measured_module._first_calls(Step(), [(op, 0) for op in range(5)])  # type: ignore[arg-type]
     if kind == "cuda":
         next(calls)
         assert called == [0]
         assert len(list(calls)) == 2
-        assert called == [0, 2, 3]
+        assert called == [0, 2, 3]  # the fused loss compiles when it is called: its kernels would not be built yet
     else:
         assert not list(calls)
         assert not called
