@@ -32,6 +32,8 @@ _RUNS = 6
 """The shortest run is so that this many of them fill the time of one thread."""
 _HOTS = (3.0, 6.0, 2.0)
 """How hot runs begin, in times of an average op: the tighter the budget the hotter it must be, and nobody knows beforehand how tight it is."""
+_HOPE_SHARE = 0.5
+"""Share of the time after which annealing gives up where it has met no plan and something else has: walks from that are then worth more."""
 _ELITE = 3
 _TRIAL_MOVES = 20_000
 _COLD, _DEAR = 0.03, 300.0
@@ -174,6 +176,8 @@ def explore_annealed(search: Search, *, seconds: float, seed: int = 0) -> None:
     with ThreadPoolExecutor(workers) as pool:
         try:
             while problem.seconds - began < seconds and not search.done and not search.good_enough:
+                if not crowd.fits and search.best is not None and problem.seconds - began > _HOPE_SHARE * seconds:
+                    break
                 while len(running) < workers:
                     share = (problem.seconds - began) / max(seconds, 1e-9)
                     late = share > _FIRST_SHARE

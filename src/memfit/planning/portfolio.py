@@ -103,6 +103,9 @@ class Portfolio:
             explore_cuts(search, max_cuts=1, seconds=_CUT_SHARE * limit_s)
             explore_dead_ends(search, seconds=_PROOF_SHARE * limit_s)
         explore_annealed(search, seconds=_ANNEAL_SHARE * limit_s, seed=self.seed)
+        left_s = _ANNEAL_SHARE * limit_s - search.problem.seconds  # where annealing gave up
+        if search.best is not None and left_s > 0:
+            improve_until(search, seconds=left_s, seed=self.seed)
         chain = None if large else explore_refined(search, seconds=0.3 * max(search.problem.seconds_left, 0.0))
         if chain is not None:
             lengthen(search, chain, seconds=search.problem.seconds_left)
