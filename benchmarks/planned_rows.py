@@ -132,10 +132,11 @@ class _Forms:
     def begin(self, offers: Any) -> None:
         """A start from the beginning: `offers` are made again."""
         self.measured.clear()
-        self._sliced = list(offers.in_slices())
-        self._convolved = offers.by_convolutions()
+        self._offers, self._convolved = offers, offers.by_convolutions()
+        self._sliced: list[Iterator[Any]] | None = None  # asking for them traces the step, which is timed
 
     def in_slices(self) -> Iterator[Any]:
+        self._sliced = list(self._offers.in_slices()) if self._sliced is None else self._sliced
         for k, way in enumerate(self._sliced):
             self._sliced[k], again = itertools.tee(way)
             yield again

@@ -40,22 +40,24 @@ def gathered(module: torch.fx.GraphModule, *, only_apart: bool = False) -> int:
     looks at one: less to read and write than in any other way."""
     asked = [node for node in module.graph.find_nodes(op="call_function", target=GATHERS) if forget_input(node)]
     found = asked + [n for n in module.graph.find_nodes(op="call_function", target=SCATTERS) if _replace(n, only_apart)]
-    if found:
-        module.graph.eliminate_dead_code()
-        module.recompile()
-    return len(found)
+    return cleaned(module, len(found))
 
 
 def scattered(module: torch.fx.GraphModule, *, always: bool = False) -> int:
     """Those that are traced as gathered and would come out wrong, in place; how many. (`always`: whatever the type and the device.)"""
     nodes = module.graph.find_nodes(op="call_function", target=GATHERS)
-    found = [n for n in nodes if not _is_trusted(*_arguments(n)[2:5]) and (always or _is_double_on_a_gpu(n.meta["val"]))]
+    found = [n for n in nodes if not _is_trusted(*arguments_of(n)[2:5]) and (always or _is_double_on_a_gpu(n.meta["val"]))]
     for node in found:
         _scatter(node)
-    if found:
+    return cleaned(module, len(found))
+
+
+def cleaned(module: torch.fx.GraphModule, num_changes: int) -> int:
+    """After so many changes, which it returns: without the nodes that nobody reads any more."""
+    if num_changes:
         module.graph.eliminate_dead_code()
         module.recompile()
-    return len(found)
+    return num_changes
 
 
 def _is_double_on_a_gpu(sample: torch.Tensor) -> bool:
@@ -73,9 +75,14 @@ def _scatter(node: torch.fx.Node) -> None:
         places, values = (insert(node, aten.view.default, x, [planes, -1]) for x in dense)
         added = insert(node, SCATTERS, zeros, 1, places, values)
         whole = insert(node, aten.view.default, added, list(sample.shape))
-        is_laid = sample.is_contiguous() or not sample.is_contiguous(memory_format=torch.channels_last)
-        laid = whole if is_laid else insert(node, aten.clone.default, whole, memory_format=torch.channels_last)
+        laid = _laid_like(whole, sample)
     node.replace_all_uses_with(laid)
+
+
+def _laid_like(node: torch.fx.Node, sample: torch.Tensor) -> torch.fx.Node:
+    """Where the graph inserts: a copy to channels last of a value that was so and would come planar. A compiler writes nothing for it."""
+    planar = sample.is_contiguous() or not sample.is_contiguous(memory_format=torch.channels_last)
+    return node if planar else insert(node, aten.clone.default, node, memory_format=torch.channels_last)
 
 
 def insert(like: torch.fx.Node, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
@@ -95,36 +102,35 @@ def _is_trusted(kernel: list[int], stride: list[int], padding: list[int]) -> boo
 
 
 def forget_input(node: torch.fx.Node) -> bool:
-    """Of a gradient that is gathered already: its input by zeros, and its layout, which was the input's, by a copy that nothing is written for."""
-    change, given, *rest = _arguments(node)
+    """Of a gradient that is gathered already: its input by zeros; its layout was the input's."""
+    change, given, *rest = arguments_of(node)
     if given.target is aten.full.default or not _is_trusted(*rest[:3]):
         return False
-    sample, made = given.meta["val"], node.meta["val"]
+    sample = given.meta["val"]
     with node.graph.inserting_before(node):
         like = node.graph.call_function(aten.full.default, (list(sample.shape), 0), {"dtype": sample.dtype, "device": sample.device})
     like.meta["val"] = sample
     node.args = (change, like, *rest)
-    if not made.is_contiguous() and made.is_contiguous(memory_format=torch.channels_last):
-        with node.graph.inserting_after(node):
-            laid = node.graph.call_function(aten.clone.default, (node,), {"memory_format": torch.channels_last})
-        laid.meta = dict(node.meta)
+    with node.graph.inserting_after(node):
+        laid = _laid_like(node, node.meta["val"])
+    if laid is not node:
         node.replace_all_uses_with(laid, delete_user_cb=lambda user: user is not laid)
     return True
 
 
 def _replace(node: torch.fx.Node, only_apart: bool) -> bool:
-    zeros, dim, places, values = _arguments(node)
+    zeros, dim, places, values = arguments_of(node)
     positions, change = _before_copies(places), _before_copies(values)
     if zeros.target is not aten.full.default or zeros.args[1] != 0 or dim != 1 or not _is_positions(positions):
         return False
-    _, kernel, plane, stride, padding, dilation = _arguments(positions)
+    _, kernel, plane, stride, padding, dilation = arguments_of(positions)
     if not _is_trusted(kernel, stride, padding):
         return False
     if only_apart and any(window > step for window, step in zip(kernel, stride, strict=True)):
         return False
     shape, readers = change.meta["val"].shape, list(node.users)
     sizes = [*shape[:2], *plane]
-    sized = all(user.target is aten.view.default and list(_arguments(user)[1]) == sizes for user in readers)
+    sized = all(user.target is aten.view.default and list(arguments_of(user)[1]) == sizes for user in readers)
     if not readers or not sized or len(shape) != 4 or shape != positions.meta["val"].shape:
         return False
     with node.graph.inserting_before(readers[0]):
@@ -149,12 +155,12 @@ class PooledBy:
 
 def pool_of(node: torch.fx.Node) -> PooledBy | None:
     """Of an op that may be a pool's gradient, in either form; None if it is not, or if a copy that it reads has other readers."""
-    arguments = _arguments(node)
+    arguments = arguments_of(node)
     places, values = (arguments[-1], arguments[0]) if node.target is GATHERS else arguments[2:]
     positions = _before_copies(places)
     if not _is_positions(positions):
         return None
-    offsets, reader = _arguments(positions)[0], node
+    offsets, reader = arguments_of(positions)[0], node
     while values.target in ELEMENTWISE:
         if len(values.users) > 1:
             return None
@@ -168,7 +174,7 @@ def _floored(plane: list[int], kernel: list[int], stride: list[int], padding: li
     return [(size + 2 * pad - spread * (window - 1) - 1) // step + 1 for size, window, step, pad, spread in each]
 
 
-def _arguments(node: torch.fx.Node) -> tuple[Any, ...]:
+def arguments_of(node: torch.fx.Node) -> tuple[Any, ...]:
     return node.args
 
 

@@ -17,28 +17,24 @@ from typing import Any
 
 import torch
 
-from memfit.capture.pool_gradients import ELEMENTWISE, GATHERS, SCATTERS, PooledBy, forget_input, insert, pool_of
+from memfit.capture.pool_gradients import ELEMENTWISE, GATHERS, PooledBy, arguments_of, cleaned, forget_input, insert, pool_of, scatters
 
 aten = torch.ops.aten
 
 
 def mask_before_pools(module: torch.fx.GraphModule) -> int:
     """Move masks in a traced step whose nodes have samples, in place; how many."""
-    found = sum(_move(node) for node in module.graph.find_nodes(op="call_function", target=aten.where.self))
-    if found:
-        module.graph.eliminate_dead_code()
-        module.recompile()
-    return found
+    return cleaned(module, sum(_move(node) for node in module.graph.find_nodes(op="call_function", target=aten.where.self)))
 
 
 def _move(mask: torch.fx.Node) -> bool:
     """Of `where(y <= 0, 0, gradient of y)`."""
-    is_off, zero, gradient = _arguments(mask)
+    is_off, zero, gradient = arguments_of(mask)
     if not (_is(is_off, aten.le.Scalar) and is_off.args[1] == 0 and _is_zero(zero)):
         return False
-    activated, spread = _arguments(is_off)[0], _alone_before_copies(gradient)
-    pooled_by = None if spread is None or spread.target not in (SCATTERS, GATHERS) else pool_of(spread)
-    if spread is None or pooled_by is None or _arguments(pooled_by.pool)[0] is not activated:
+    activated, spread = arguments_of(is_off)[0], _alone_before_copies(gradient)
+    pooled_by = None if spread is None or not scatters(spread.target) else pool_of(spread)
+    if spread is None or pooled_by is None or arguments_of(pooled_by.pool)[0] is not activated:
         return False
     pooled = next((user for user in pooled_by.pool.users if user.target is operator.getitem and user.args[1] == 0), None)
     if pooled is None or _bytes(pooled) >= _bytes(activated) or not _is_made_for_it(activated):
@@ -46,7 +42,7 @@ def _move(mask: torch.fx.Node) -> bool:
     if spread.target is GATHERS and not forget_input(spread):
         return False
     _insert(pooled, pooled_by, mask)
-    mask.replace_all_uses_with(_arguments(mask)[2])
+    mask.replace_all_uses_with(arguments_of(mask)[2])
     return True
 
 
@@ -63,7 +59,7 @@ def _insert(pooled: torch.fx.Node, pooled_by: PooledBy, like: torch.fx.Node) -> 
 def _alone_before_copies(node: torch.fx.Node) -> torch.fx.Node | None:
     """The value that this one is a copy or another view of, maybe in another type; None if anybody else reads one on the way."""
     while len(node.users) == 1 and node.target in ELEMENTWISE:
-        node = _arguments(node)[0]
+        node = arguments_of(node)[0]
     return node if len(node.users) == 1 else None
 
 
@@ -71,7 +67,7 @@ def _is_made_for_it(activated: torch.fx.Node) -> bool:
     """Whether this is a ReLU, and its input a convolution's result, bias added or not, that nobody else reads."""
     if not _is(activated, aten.relu.default):
         return False
-    before = _arguments(activated)[0]
+    before = arguments_of(activated)[0]
     made_of = [before]
     if _is(before, aten.add.Tensor):
         made_of += [a for a in before.args if isinstance(a, torch.fx.Node) and _bytes(a) == _bytes(activated)]
@@ -81,10 +77,6 @@ def _is_made_for_it(activated: torch.fx.Node) -> bool:
 def _bytes(node: torch.fx.Node) -> int:
     sample = node.meta["val"]
     return int(sample.numel() * sample.element_size())
-
-
-def _arguments(node: torch.fx.Node) -> tuple[Any, ...]:
-    return node.args
 
 
 def _is(node: Any, target: Any) -> bool:
