@@ -24,7 +24,12 @@ ROOMS = {
     "shard": {"core", "capture", "execute"},
     "report": {"core"},
 }
-EXTRA = {"execute/chain.py": {"chain"}, "execute/dask.py": {"tasks"}, "execute/booked.py": {"tasks"}}
+EXTRA = {
+    "execute/chain.py": {"chain"},
+    "execute/dask.py": {"tasks"},
+    "execute/booked.py": {"tasks"},
+    "execute/inductor.py": {"capture.ops"},  # it has code for them
+}
 
 # room -> libraries beyond the standard one
 LIBRARIES = {

@@ -332,6 +332,7 @@ _PLANES = (  # by name: Inductor's own are there only once it is imported
     "prims._low_memory_max_pool_offsets_to_indices",
     "aten.max_pool2d_with_indices",
     "aten.max_pool2d_with_indices_backward",
+    "memfit.max_pool_gradient",
     "aten.avg_pool2d",
     "aten.avg_pool2d_backward",
     "aten._adaptive_avg_pool2d",

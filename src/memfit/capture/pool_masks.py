@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from memfit.capture.pool_gradients import ELEMENTWISE, GATHERS, PooledBy, arguments_of, cleaned, forget_input, insert, pool_of, scatters
+from memfit.capture.ops import POOL_GRADIENT
+from memfit.capture.pool_gradients import ELEMENTWISE, PooledBy, arguments_of, cleaned, insert, pool_of
 
 aten = torch.ops.aten
 
@@ -33,13 +34,11 @@ def _move(mask: torch.fx.Node) -> bool:
     if not (_is(is_off, aten.le.Scalar) and is_off.args[1] == 0 and _is_zero(zero)):
         return False
     activated, spread = arguments_of(is_off)[0], _alone_before_copies(gradient)
-    pooled_by = None if spread is None or not scatters(spread.target) else pool_of(spread)
+    pooled_by = None if spread is None or spread.target is not POOL_GRADIENT else pool_of(spread)
     if spread is None or pooled_by is None or arguments_of(pooled_by.pool)[0] is not activated:
         return False
     pooled = next((user for user in pooled_by.pool.users if user.target is operator.getitem and user.args[1] == 0), None)
     if pooled is None or _bytes(pooled) >= _bytes(activated) or not _is_made_for_it(activated):
-        return False
-    if spread.target is GATHERS and not forget_input(spread):
         return False
     _insert(pooled, pooled_by, mask)
     mask.replace_all_uses_with(arguments_of(mask)[2])

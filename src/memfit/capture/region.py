@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_map
 
 from memfit.capture.captured import Captured, OpCall, Ref
 from memfit.capture.compiler import Compiler, Compiles, Run
-from memfit.capture.pool_gradients import gathered
 
 Source = tuple[torch.fx.GraphModule, list[torch.Tensor]]
 
@@ -28,14 +27,13 @@ Source = tuple[torch.fx.GraphModule, list[torch.Tensor]]
 class Slice:
     """What must run to make `outputs` from `inputs`: ops of the captured step in their order, views included.
 
-    `over` holds (output, input) pairs: the output is written over the input. `gathers`: gradients of pools by `pool_gradients`.
+    `over` holds (output, input) pairs: the output is written over the input.
     """
 
     ops: tuple[int, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     over: tuple[tuple[int, int], ...] = ()
-    gathers: bool = False
 
 
 class Piece:
@@ -160,10 +158,7 @@ def module_of(captured: Captured, part: Slice) -> torch.fx.GraphModule:
     overwriting = {new for new, _ in part.over}
     graph.output(tuple(node_of[t] for t in part.outputs if t not in overwriting))
     graph.eliminate_dead_code()
-    module = torch.fx.GraphModule(torch.nn.Module(), graph)
-    if part.gathers:
-        gathered(module)
-    return module
+    return torch.fx.GraphModule(torch.nn.Module(), graph)
 
 
 def _unpack(graph: torch.fx.Graph, node: torch.fx.Node, captured: Captured, call: OpCall, node_of: dict[int, torch.fx.Node]) -> None:
@@ -196,6 +191,4 @@ def digest_of(captured: Captured, part: Slice) -> str:
     text.append([number[t] for t in part.outputs])
     if part.over:
         text.append([(number[new], number[old]) for new, old in part.over])
-    if part.gathers:
-        text.append("gathers")
     return hashlib.sha256(repr(text).encode()).hexdigest()[:16]

@@ -10,8 +10,7 @@ planner is offered other ways to the same values, each with its own compiled cod
 - *deeper*: a backward region that makes a forward activation again inside its kernels instead of reading it,
 - *apart*: the outputs of a region with the largest working sets one by one, which reads more and holds less,
 - *in place*: outputs of a forward region with a large working set over inputs of the same layout that nobody reads any more
-  (backward regions took a buffer as large as what they overwrote, measured on the H200),
-- *gathered*: a large backward region that works out a max pool's gradient where it is read instead of writing it out (`pool_gradients`).
+  (backward regions took a buffer as large as what they overwrote, measured on the H200).
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from memfit.capture.assemble import Item, assemble, item_of
 from memfit.capture.captured import Captured, OpCall, Ref, Role
 from memfit.capture.compiler import Compiler
 from memfit.capture.fusion import Fusion, Group
-from memfit.capture.pool_gradients import gathered, scatters
-from memfit.capture.region import Region, Slice, digest_of, module_of
+from memfit.capture.region import Region, Slice, digest_of
 from memfit.core.graph import Op, Variant
 
 _HEAVY = 0.6  # of the largest working set of a region: from there on its outputs are offered one by one
@@ -60,8 +58,8 @@ class _Regions:
                 items.extend(self._again(group, part))
             if self._working_set(part) >= _HEAVY * largest:
                 items.extend(self._apart(group, part))
-            if self._working_set(part) >= _LARGE * largest:
-                self._add_gathered(item, part) if group.is_backward else self._add_in_place(item, part)
+            if self._working_set(part) >= _LARGE * largest and not group.is_backward:
+                self._add_in_place(item, part)
         return assemble(self.captured, items)
 
     def _working_set(self, part: Slice) -> int:
@@ -129,14 +127,6 @@ class _Regions:
             call = self._call(replace(part, over=tuple(over.items())))
             name = f"in place {call.target.digest}"  # type: ignore[union-attr]
             item.forms.append((Variant(name=name, inputs=part.inputs, outputs=part.outputs, inplace_of=tuple(over.items())), call))
-
-    def _add_gathered(self, item: Item, whole: Slice) -> None:
-        """Gradients of max pools without a buffer for them, in each form that there is."""
-        part = replace(whole, gathers=True)
-        if any(scatters(self.captured.calls[op].target) for op in part.ops) and gathered(module_of(self.captured, whole)):
-            call = self._call(part)
-            name = f"gathered {call.target.digest}"  # type: ignore[union-attr]
-            item.forms.append((Variant(name=name, inputs=part.inputs, outputs=part.outputs), call))
 
     def _layout(self, value: int) -> tuple[Any, ...]:
         sample = self.captured.samples[value]

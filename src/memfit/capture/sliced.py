@@ -26,7 +26,6 @@ from memfit.capture.batch_states import SUMMED, UNIFORM, Rows, Split, State
 from memfit.capture.blocks import Part
 from memfit.capture.captured import Captured, OpCall, Ref
 from memfit.capture.compiler import Compiler, PlainOps
-from memfit.capture.pool_gradients import gathered
 from memfit.capture.region import Piece
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -109,8 +108,6 @@ def _piece(batch: Batch, part: Part, count: int, compiler: Compiler | None) -> P
     module, layouts = _Writer(batch, part, count).module()
     with torch.no_grad(), FakeTensorMode():
         _Shapes(module).run(*_empty(layouts))
-    if compiler is not None:
-        gathered(module, only_apart=True)
     nodes = [(n.op, str(n.target), str(n.args), str(n.kwargs)) for n in module.graph.nodes]
     digest = hashlib.sha256(repr((nodes, [str(layout) for layout in layouts])).encode()).hexdigest()[:16]
     piece = Piece(digest, len(part.ops), compiler or PlainOps(), lambda: (module, _fake(layouts)))

@@ -17,7 +17,7 @@ from memfit.capture.inputs import Call
 from memfit.capture.joint import Joint, Manner, trace
 from memfit.capture.lower import Setting, lower
 from memfit.capture.optimizer import optimizer_bytes
-from memfit.capture.pool_gradients import scattered
+from memfit.capture.pool_gradients import gathered
 from memfit.capture.pool_masks import mask_before_pools
 
 
@@ -43,7 +43,7 @@ class Traced:
             use_cudnn_batch_norm(joint.module)
         else:
             joint = replace(joint, module=compiler.improve(joint.module))
-            scattered(joint.module)
+            gathered(joint.module)
             mask_before_pools(joint.module)
         model, call = self.model, self.call
         sources = (*model.parameters(), *model.buffers(), *call.tensors)

@@ -1,4 +1,4 @@
-"""Gradients of max pools by gathering: the same numbers as by scattering, in regions, with no buffer for them."""
+"""Gradients of max pools as one op: the same numbers as the traced step, in regions, with no buffer for them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from memfit.capture.captured import Captured, Ref, Role
+from memfit.capture.compiler import Compiler
 from memfit.capture.inputs import Call
-from memfit.capture.pool_gradients import gathered, scattered
+from memfit.capture.ops import POOL_GRADIENT, max_pool_gradient
+from memfit.capture.pool_gradients import gathered
 from memfit.capture.region import Region
 from memfit.capture.regions import with_regions
 from memfit.capture.step import capture
@@ -22,25 +24,31 @@ from memfit.execute.inductor import Inductor
 from memfit.profile.allocations import peaks_of
 
 torch.set_num_threads(1)
+needs_a_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="Inductor on the CPU needs a C++ compiler"
+)
 
 
-def network(pool: nn.Module, *, channels_last: bool = True) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+def network(pool: nn.Module, *, channels_last: bool = True, size: int = 18) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
     layers = (nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), pool, nn.Conv2d(8, 4, 1))
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)).double()
-    x, y = torch.randn(4, 3, 18, 18, dtype=torch.float64), torch.randint(0, 5, (4,))
+    x, y = torch.randn(4, 3, size, size, dtype=torch.float64), torch.randint(0, 5, (4,))
     if channels_last:
         model, x = model.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model, x, y
 
 
-def regions(model: nn.Module, x: torch.Tensor, y: torch.Tensor, compiler: Inductor) -> Captured:
-    fine = capture(model, Call.flatten((x, y), {}), loss_fn=nn.functional.cross_entropy, num_targets=1, compiler=compiler)
-    return with_regions(fine, compiler)
+def fine(model: nn.Module, x: torch.Tensor, y: torch.Tensor, compiler: Compiler) -> Captured:
+    return capture(model, Call.flatten((x, y), {}), loss_fn=nn.functional.cross_entropy, num_targets=1, compiler=compiler)
+
+
+def regions(model: nn.Module, x: torch.Tensor, y: torch.Tensor, compiler: Compiler) -> Captured:
+    return with_regions(fine(model, x, y, compiler), compiler)
 
 
 def run(captured: Captured, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[dict[int, torch.Tensor], dict[int, Any]]:
-    """Gradients by position of their source, every op once, gathered where that is offered; and the inputs of those that were."""
+    """Gradients by position of their source, every op once; and what each op was given."""
     values: dict[int, torch.Tensor] = dict(zip(captured.convention.sources, (*model.parameters(), *model.buffers(), x, y), strict=True))
     found, inputs = {}, {}
     with torch.no_grad():
@@ -50,14 +58,20 @@ def run(captured: Captured, model: nn.Module, x: torch.Tensor, y: torch.Tensor) 
             elif call.role is Role.ACCUMULATE:
                 found[call.index] = values[call.args[0].tensor]
             elif not all(t in values for t in op.outputs):
-                form = next((k for k, v in enumerate(op.variants, 1) if v.name.startswith("gathered")), 0)
                 args, kwargs = tree_map(lambda v: values[v.tensor] if isinstance(v, Ref) else v, (call.args, dict(call.kwargs)))
-                if form:
-                    inputs[op.id] = args
-                made = captured.call(op.id, form).target(*args, **kwargs)  # type: ignore[misc]
+                inputs[op.id] = args
+                made = call.target(*args, **kwargs)  # type: ignore[misc]
                 outputs = made if call.unpack else (made,)
                 values.update((t, v) for t, v in zip(call.outputs, outputs, strict=True) if t is not None)
     return found, inputs
+
+
+def assert_plain(found: dict[int, torch.Tensor], model: nn.Module, x: torch.Tensor, y: torch.Tensor, *, near: float = 1e-10) -> None:
+    plain = copy.deepcopy(model)
+    nn.functional.cross_entropy(plain(x), y).backward()
+    for position, parameter in enumerate(plain.parameters()):
+        assert parameter.grad is not None
+        torch.testing.assert_close(found[position], parameter.grad, rtol=near, atol=near * float(parameter.grad.abs().max()))
 
 
 POOLS = [
@@ -68,75 +82,91 @@ POOLS = [
     nn.MaxPool2d(2, ceil_mode=True),
     nn.MaxPool2d((3, 2), (2, 1), (1, 0)),
     nn.MaxPool2d(2, 3),
+    nn.MaxPool2d(3, 2, ceil_mode=True),
+    nn.MaxPool2d(3, 2),
+    nn.MaxPool2d((3, 2), (2, 1)),
+    nn.MaxPool2d(5, 2, 2),
+    nn.MaxPool2d(5, 3),
+    nn.MaxPool2d(5, 1, 2),
+    nn.MaxPool2d((2, 5), (1, 4), (1, 2)),
 ]
-TRACED_AS_GATHERED = torch.__version__ < "2.12"
-LEFT_ALONE = [nn.MaxPool2d(3, 2, ceil_mode=True), nn.MaxPool2d((3, 2), (2, 1))]
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize("pool", POOLS, ids=str)
 def test_the_plain_model_s_gradients(pool: nn.Module, channels_last: bool) -> None:
     model, x, y = network(pool, channels_last=channels_last)
-    plain = copy.deepcopy(model)
-    nn.functional.cross_entropy(plain(x), y).backward()
-    found, inputs = run(regions(model, x, y, OneByOne()), model, x, y)
-    assert inputs  # it was offered
-    for position, parameter in enumerate(plain.parameters()):
-        assert parameter.grad is not None
-        torch.testing.assert_close(found[position], parameter.grad, rtol=1e-10, atol=1e-12)
+    ops = fine(copy.deepcopy(model), x, y, OneByOne()).calls
+    assert [c.target for c in ops].count(POOL_GRADIENT) == 1
+    assert not any(c.target is torch.ops.aten.scatter_add.default for c in ops)
+    found, _ = run(regions(copy.deepcopy(model), x, y, OneByOne()), model, x, y)
+    assert_plain(found, model, x, y)
 
 
-@pytest.mark.skipif(not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="Inductor on the CPU needs a C++ compiler")
+@needs_a_compiler
+@pytest.mark.parametrize("size", [17, 18])
+@pytest.mark.parametrize("pool", POOLS, ids=str)
+def test_compiled(pool: nn.Module, size: int) -> None:
+    model, x, y = network(pool, size=size)
+    found, _ = run(regions(copy.deepcopy(model), x, y, Inductor()), model, x, y)
+    assert_plain(found, model, x, y)
+
+
+@needs_a_compiler
+def test_compiled_in_half_precision() -> None:
+    """Windows' gradients are added up in single precision, and rounded once."""
+    kernel, stride, padding, plane = [3, 3], [1, 1], [1, 1], [12, 12]
+    change = torch.randn(2, 4, 12, 12).bfloat16()
+    offsets = torch.randint(0, 9, (2, 4, 12, 12), dtype=torch.int8)
+    offsets[..., 0, :] = offsets[..., -1, :] = offsets[..., :, 0] = offsets[..., :, -1] = 4  # of windows at the border the middle
+    graph = torch.fx.Graph()
+    made = graph.call_function(POOL_GRADIENT, (graph.placeholder("change"), graph.placeholder("offsets"), kernel, stride, padding, plane))
+    graph.output((made,))
+    run_it = Inductor().compile(torch.fx.GraphModule(nn.Module(), graph), [change, offsets])
+    (found,) = run_it([change, offsets])
+    exact = max_pool_gradient(change.double(), offsets, kernel, stride, padding, plane)
+    assert found.dtype is torch.bfloat16
+    torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=1e-6)
+
+
+@needs_a_compiler
 def test_inductor_has_no_buffer_for_it() -> None:
     model, x, y = network(nn.MaxPool2d(3, 2, 1))
-    plain = copy.deepcopy(model)
-    nn.functional.cross_entropy(plain(x), y).backward()
-    captured = regions(model, x, y, Inductor())
+    captured = regions(copy.deepcopy(model), x, y, Inductor())
+    step = fine(copy.deepcopy(model), x, y, Inductor())
     found, inputs = run(captured, model, x, y)
-    for position, parameter in enumerate(plain.parameters()):
-        assert parameter.grad is not None
-        torch.testing.assert_close(found[position], parameter.grad, rtol=1e-10, atol=1e-12)
-    ((op, args),) = inputs.items()
-    activation = max(t.nbytes for t in args)
-    targets = [c.target for c in (captured.calls[op], *captured.variant_calls[op]) if isinstance(c.target, Region)]
-    workspaces = []
-    for target in targets:
-        target(*args)  # compiles
-        left, peak = peaks_of(lambda target=target: target(*args), torch.device("cpu"))  # type: ignore[misc]
-        workspaces.append(peak - left)
-    assert workspaces[0] >= activation
-    assert min(workspaces) < activation / 10
+    assert_plain(found, model, x, y)
+    activation = next(s.nbytes for c in step.calls if c.target is POOL_GRADIENT for t in c.outputs if (s := step.samples[t]) is not None)  # type: ignore[index]
+    last = max(op for op, args in inputs.items() if any(getattr(a, "dtype", None) is torch.int8 for a in args))
+    target, args = captured.calls[last].target, inputs[last]
+    assert isinstance(target, Region)
+    left, peak = peaks_of(lambda: target(*args), torch.device("cpu"))
+    assert peak - left < activation / 10
 
 
-@pytest.mark.parametrize("pool", LEFT_ALONE, ids=str)
-def test_windows_that_overlap_at_the_border_are_left_alone(pool: nn.Module) -> None:
-    """Gathered in a reduction on a GPU their gradients were wrong."""
-    model, x, y = network(pool)
-    plain = copy.deepcopy(model)
-    nn.functional.cross_entropy(plain(x), y).backward()
-    captured = regions(model, x, y, OneByOne())
-    assert not any(v.name.startswith("gathered") for op in captured.graph.ops for v in op.variants)
-    found, _ = run(captured, model, x, y)
-    for position, parameter in enumerate(plain.parameters()):
-        assert parameter.grad is not None
-        torch.testing.assert_close(found[position], parameter.grad, rtol=1e-10, atol=1e-12)
+@pytest.mark.parametrize("shape", [(4, 12, 12), (2, 4, 12, 12)])
+@pytest.mark.parametrize("pool", POOLS, ids=str)
+def test_the_op_itself(pool: nn.MaxPool2d, shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    y, positions = nn.functional.max_pool2d_with_indices(x, pool.kernel_size, pool.stride, pool.padding, ceil_mode=pool.ceil_mode)
+    change = torch.randn_like(y)
+    (plain,) = torch.autograd.grad(y, x, change)
+    kernel, stride, padding = ([v, v] if isinstance(v, int) else [*v] for v in (pool.kernel_size, pool.stride, pool.padding))
+    rows, columns = positions // 12, positions % 12
+    first_row, first_column = (torch.arange(n) * s - p for n, s, p in zip(y.shape[-2:], stride, padding, strict=True))
+    offsets = ((rows - first_row[:, None]) * kernel[1] + columns - first_column).to(torch.int8)
+    torch.testing.assert_close(max_pool_gradient(change, offsets, kernel, stride, padding, [12, 12]), plain)
+    torch.library.opcheck(
+        POOL_GRADIENT, (change, offsets, kernel, stride, padding, [12, 12]), test_utils=("test_schema", "test_faketensor")
+    )
 
 
-@pytest.mark.parametrize("channels_last", [True, False])
-@pytest.mark.parametrize("pool", LEFT_ALONE, ids=str)
-def test_scattered_by_us(pool: nn.Module, channels_last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In double precision on a GPU PyTorch's own way is wrong for these."""
-    moved: list[int] = []
-    monkeypatch.setattr("memfit.capture.step.scattered", lambda module: moved.append(scattered(module, always=True)))
-    model, x, y = network(pool, channels_last=channels_last)
-    plain = copy.deepcopy(model)
-    nn.functional.cross_entropy(plain(x), y).backward()
-    captured = regions(model, x, y, OneByOne())
-    assert moved == [int(TRACED_AS_GATHERED)]
-    found, _ = run(captured, model, x, y)
-    for position, parameter in enumerate(plain.parameters()):
-        assert parameter.grad is not None
-        torch.testing.assert_close(found[position], parameter.grad, rtol=1e-10, atol=1e-12)
+def test_dilated_pools_are_left_alone() -> None:
+    model, x, y = network(nn.MaxPool2d(3, 2, dilation=2))
+    captured = fine(copy.deepcopy(model), x, y, OneByOne())
+    assert not any(c.target is POOL_GRADIENT for c in captured.calls)
+    found, _ = run(with_regions(captured, OneByOne()), model, x, y)
+    assert_plain(found, model, x, y)
 
 
 def test_other_scatters_are_left_alone() -> None:
