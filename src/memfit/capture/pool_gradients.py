@@ -12,13 +12,12 @@ at the border came out wrong on an H200 in torch.compile itself, torch 2.11: cou
 from __future__ import annotations
 
 import operator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
+from memfit.capture.edits import arguments_of, cleaned, insert
 from memfit.capture.ops import POOL_GRADIENT
 
 aten = torch.ops.aten
@@ -33,14 +32,6 @@ def gathered(module: torch.fx.GraphModule) -> int:
     """Put it in the place of what was traced, in a graph whose nodes have samples; how often."""
     nodes = [node for target in (_LOOKS, _SCATTERS) for node in module.graph.find_nodes(op="call_function", target=target)]
     return cleaned(module, sum((_looks if node.target is _LOOKS else _scatters)(node) for node in nodes))
-
-
-def cleaned(module: torch.fx.GraphModule, num_changes: int) -> int:
-    """After so many changes, which it returns: without the nodes that nobody reads any more."""
-    if num_changes:
-        module.graph.eliminate_dead_code()
-        module.recompile()
-    return num_changes
 
 
 def _looks(node: torch.fx.Node) -> bool:
@@ -95,20 +86,6 @@ def pool_of(node: torch.fx.Node) -> PooledBy | None:
             return None
         reader, values = values, values.args[0]
     return PooledBy(offsets.args[0], values, reader) if offsets.target is operator.getitem else None
-
-
-def insert(like: torch.fx.Node, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
-    """A call where the graph inserts, described as this node is, with a sample of its own."""
-    node = like.graph.call_function(target, args, kwargs)
-    given = tree_map(lambda v: v.meta["val"] if isinstance(v, torch.fx.Node) else v, args)
-    sample = like.meta["val"]
-    with getattr(sample, "fake_mode", nullcontext()):
-        node.meta = {**like.meta, "val": target(*given, **kwargs)}
-    return node
-
-
-def arguments_of(node: torch.fx.Node) -> tuple[Any, ...]:
-    return node.args
 
 
 def _is_positions(node: torch.fx.Node) -> bool:

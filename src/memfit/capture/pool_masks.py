@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
+from memfit.capture.edits import arguments_of, cleaned, insert
 from memfit.capture.ops import POOL_GRADIENT
-from memfit.capture.pool_gradients import ELEMENTWISE, PooledBy, arguments_of, cleaned, insert, pool_of
+from memfit.capture.pool_gradients import ELEMENTWISE, PooledBy, pool_of
 
 aten = torch.ops.aten
 

@@ -19,6 +19,7 @@ from memfit.capture.lower import Setting, lower
 from memfit.capture.optimizer import optimizer_bytes
 from memfit.capture.pool_gradients import gathered
 from memfit.capture.pool_masks import mask_before_pools
+from memfit.capture.projections import projections_apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,7 @@ class Traced:
             joint = replace(joint, module=compiler.improve(joint.module))
             gathered(joint.module)
             mask_before_pools(joint.module)
+            projections_apart(joint.module)
         model, call = self.model, self.call
         sources = (*model.parameters(), *model.buffers(), *call.tensors)
         granularity = CUDA_GRANULARITY if any(t.device.type == "cuda" for t in sources) else 1
