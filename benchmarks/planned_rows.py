@@ -57,7 +57,7 @@ def planned(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str
     call = Call.flatten((*inputs, *targets), {})
     forms = _Forms(task)
     with ending_writers():
-        yield from _starts(peer, task, call, device, forms)
+        yield from _starts(peer, task, call, device, forms, args)
     offers = list(forms.measured)
     if args.keep:
         args.keep.mkdir(parents=True, exist_ok=True)
@@ -160,14 +160,14 @@ class _Forms:
         return [c for c, _ in self.measured].index(captured)
 
 
-def _starts(peer: Peer, task: Any, call: Any, device: str, forms: _Forms) -> Rows:
+def _starts(peer: Peer, task: Any, call: Any, device: str, forms: _Forms, args: argparse.Namespace) -> Rows:
     """Makes the usual forms; a row for the cold start, and one for a warm start with everything in the caches."""
     from memfit.capture import region
     from memfit.capture.regions import regions_of
     from memfit.report.progress import Progress
     from memfit.task import compile_regions
 
-    for what in ("memfit ready", "memfit ready again"):
+    for what in ("memfit ready", "memfit ready again")[: 1 if args.once else 2]:
         offers = task.offers(call)
         forms.begin(offers)
         region._COMPILED.clear()
