@@ -27,7 +27,8 @@ def max_pool_gradient(
 def _(
     change: torch.Tensor, offsets: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], plane: Sequence[int]
 ) -> torch.Tensor:
-    return change.new_empty((*change.shape[:-2], *plane)).contiguous(memory_format=_format_of(change))
+    sizes = (*change.shape[:-2], *plane)
+    return torch.empty(sizes, dtype=change.dtype, device=change.device, memory_format=_format_of(change))
 
 
 def _format_of(change: torch.Tensor) -> torch.memory_format:
