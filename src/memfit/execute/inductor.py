@@ -365,10 +365,10 @@ def _dense_first(rule: Callable[..., Any] | None) -> Callable[..., Any]:
     """Of two terms in different layouts the first decides that of their sum: the contiguous one. A transformer's stream of activations that
     lies as some attention left it is read in one order and written in another, and a norm of it takes two kernels instead of one."""
 
-    def add(a: Any, b: Any, *, alpha: Any = 1) -> Any:
-        if alpha == 1 and isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and _is_laid_by_a_view(a, b):
+    def add(a: Any, b: Any, **scaled: Any) -> Any:
+        if scaled.get("alpha", 1) == 1 and isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and _is_laid_by_a_view(a, b):
             return aten.add.Tensor(b, a)
-        return NotImplemented if rule is None else rule(a, b, alpha=alpha)
+        return NotImplemented if rule is None else rule(a, b, **scaled)
 
     return add
 
