@@ -4,9 +4,9 @@
     before 2.12    max_pool2d_with_indices_backward(d p, x, positions)     looked up, but x is written out for its size, and positions have 64 bits
     here           memfit.max_pool_gradient(d p, offsets)                  elementwise in what the pool left: worked out where it is read
 
-A pool's offset says in 8 bits which place of its window was the largest. A place knows where it lies in each window around it, so it
-compares two small numbers; what PyTorch traces first makes places of the whole plane of them. (In double precision, windows that overlap and begin
-at the border came out wrong on an H200 in torch.compile itself, torch 2.11: counting backwards from the last window a place lies in rounds nothing negative.)
+A pool's offset says in 8 bits which place of its window was the largest. A place knows where it lies in each window around it, so it compares
+two small numbers; what PyTorch traces first makes places of the whole plane of them. In double precision on a GPU the op runs as PyTorch has
+it, by adding up: looked up inside a reduction, gradients of windows that overlap at the border came out wrong there, in torch.compile as well.
 """
 
 from __future__ import annotations

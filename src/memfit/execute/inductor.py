@@ -293,6 +293,8 @@ def _pool_gradient(change: Any, offsets: Any, kernel: Any, stride: Any, padding:
     from torch._inductor.ir import Pointwise
     from torch._inductor.virtualized import ops
 
+    if change.get_dtype() is torch.float64 and change.get_device().type == "cuda":  # such code came out wrong there (torch 2.11, H200)
+        return _lowering().fallback_handler(POOL_GRADIENT, add_to_fallback_set=False)(change, offsets, kernel, stride, padding, plane)
     if math.prod(map(_num_windows, kernel, stride)) > 1:
         change.realize_hint()
     read, largest = change.make_loader(), offsets.make_loader()
