@@ -28,7 +28,7 @@ EXTRA = {
     "execute/chain.py": {"chain"},
     "execute/dask.py": {"tasks"},
     "execute/booked.py": {"tasks"},
-    "execute/inductor.py": {"capture.ops"},  # it has code for them
+    "execute/inductor_memory.py": {"capture.ops"},  # it has code for them
 }
 
 # room -> libraries beyond the standard one

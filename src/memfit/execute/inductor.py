@@ -6,8 +6,6 @@ import atexit
 import copyreg
 import functools
 import gc
-import itertools
-import math
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,8 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from memfit.capture.ops import POOL_GRADIENT
 from memfit.core.errors import Unsupported
+from memfit.execute.inductor_memory import dense_first, lowering, pools_inline, small_reads_free, thresholds
 
 aten, prims = torch.ops.aten, torch.ops.prims
 Compiled = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
@@ -32,14 +30,7 @@ Compiled = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
 _LOSS = (aten._log_softmax.default, aten._log_softmax_backward_data.default, aten.nll_loss_forward.default, aten.nll_loss_backward.default)
 # Their rules are for other inputs (complex numbers, a type left out, empty parts) than tracing with the same rules leaves in a graph.
 _ASKED_BEFORE = (aten.add.Tensor, aten.cat.default, aten.full.default)
-_CODE = "memfit 3"  # in keys on disk: what is written for the same graph changes with what is patched below
-_CONVOLVED = {4: (torch.contiguous_format, torch.channels_last), 5: (torch.contiguous_format, torch.channels_last_3d)}
-_NOTHING_WRITTEN_OUT = {"realize_reads_threshold": 100, "realize_acc_reads_threshold": 100, "realize_opcount_threshold": 1000}
-_FEW_TO_LOOK_AT = 9  # three wide, one apart
-_MADE_AGAIN = 2  # activations that a value is made of: twice read they are four passes, written out and read back five
-_BROADCAST = 8  # times smaller: comes from the cache
-_MANY = 100
-_FEW_WINDOWS = 2.25  # three wide, two apart
+_CODE = "memfit 3"  # in keys on disk: what is written for the same graph changes with `inductor_memory`
 # Inductor lowers these, but to a library's kernel that shares nothing with its neighbours.
 _LIBRARY = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolution, aten.convolution_backward, aten._convolution}
 
@@ -53,7 +44,7 @@ class Inductor:
     def decompositions(self) -> Mapping[Any, Callable[..., Any]]:
         _wake_workers()
         rules = {target: rule for target, rule in decomposition_table().items() if target not in _LOSS}
-        return rules | {aten.add.Tensor: _dense_first(rules.get(aten.add.Tensor))}
+        return rules | {aten.add.Tensor: dense_first(rules.get(aten.add.Tensor))}
 
     def improve(self, module: torch.fx.GraphModule) -> torch.fx.GraphModule:
         """Padding of matrix products, attention patterns, seeds of random numbers drawn together; biases beside their convolutions."""
@@ -73,9 +64,9 @@ class Inductor:
     def fuses(self, target: Any) -> bool:
         if target in _LOSS:
             return True
-        lowering = _lowering()
+        known = lowering()
         packet = getattr(target, "overloadpacket", None)
-        return target in lowering.lowerings and target not in lowering.fallbacks and packet not in _LIBRARY
+        return target in known.lowerings and target not in known.fallbacks and packet not in _LIBRARY
 
     def compile(self, module: torch.fx.GraphModule, samples: Sequence[torch.Tensor]) -> Compiled:
         """Inductor's code, or the ops one by one where it has none."""
@@ -255,7 +246,7 @@ class Settings:
     def apply(self) -> None:
         from torch._inductor import config
 
-        _lowering()  # Inductor's own ops
+        lowering()  # Inductor's own ops
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = self.cache_folder
         config.load_config(self.inductor)
         for (where, name), value in zip(_PRECISIONS, self.precisions, strict=True):
@@ -281,78 +272,8 @@ def leave_kernels_out() -> None:
 
 
 @functools.cache
-def _lowering() -> Any:
-    import torch._inductor.lowering as lowering
-
-    lowering.register_lowering(POOL_GRADIENT, type_promotion_kind=None)(_pool_gradient)
-    return lowering
-
-
-def _pool_gradient(change: Any, offsets: Any, kernel: Any, stride: Any, padding: Any, plane: Any) -> Any:
-    """`capture.ops`: a place adds up the gradients of those windows in which it was the largest, from the last around it backwards."""
-    from torch._inductor.ir import Pointwise
-    from torch._inductor.virtualized import ops
-
-    if change.get_dtype() is torch.float64 and change.get_device().type == "cuda":  # such code came out wrong there (torch 2.11, H200)
-        return _lowering().fallback_handler(POOL_GRADIENT, add_to_fallback_set=False)(change, offsets, kernel, stride, padding, plane)
-    if math.prod(map(_num_windows, kernel, stride)) > 1:
-        change.realize_hint()
-    read, largest = change.make_loader(), offsets.make_loader()
-    *outer, rows, columns = (int(n) for n in change.get_size())
-    down, across = (_Windows(*numbers) for numbers in zip((rows, columns), kernel, stride, padding, plane, strict=True))
-
-    def gradient(index: Any) -> Any:
-        *others, row, column = index
-        total = zero = ops.constant(0.0, torch.promote_types(change.get_dtype(), torch.float32))
-        for (i, di, i_holds), (j, dj, j_holds) in itertools.product(down.around(row), across.around(column)):
-
-            def part(place: Any = (*others, i, j), within: Any = di * kernel[1] + dj) -> Any:
-                is_here = ops.eq(ops.to_dtype(largest(place), torch.int32), ops.index_expr(within, torch.int32))
-                return ops.where(is_here, read(place), zero)
-
-            holds = [*i_holds, *j_holds]
-            total = ops.add(total, ops.masked(functools.reduce(ops.and_, holds), part, 0.0) if holds else part())
-        return total
-
-    return Pointwise.create(device=change.get_device(), dtype=change.get_dtype(), inner_fn=gradient, ranges=[*outer, *plane])
-
-
-def _num_windows(width: int, step: int) -> int:
-    """In how many a place may lie."""
-    return -(-width // step)
-
-
-@dataclass(frozen=True, slots=True)
-class _Windows:
-    """Of a pool, in one dimension: so many, so wide, so far apart, the first so far before the first place."""
-
-    count: int
-    width: int
-    step: int
-    pad: int
-    size: int
-
-    def around(self, place: Any) -> Iterator[tuple[Any, Any, list[Any]]]:
-        """Numbers of windows that a place may lie in, where in them it lies, and what must hold for that, if it does not always."""
-        from torch._inductor.virtualized import ops
-        from torch.utils._sympy.functions import FloorDiv, ModularIndexing
-
-        for back in range(_num_windows(self.width, self.step)):
-            number = FloorDiv(place + self.pad, self.step) - back
-            within = ModularIndexing(place + self.pad, 1, self.step) + back * self.step
-            holds = []
-            if self.pad // self.step < back:
-                holds.append(ops.ge(ops.index_expr(number, torch.int32), ops.constant(0, torch.int32)))
-            if (self.size - 1 + self.pad) // self.step - back >= self.count:
-                holds.append(ops.lt(ops.index_expr(number, torch.int32), ops.constant(self.count, torch.int32)))
-            if (back + 1) * self.step > self.width:
-                holds.append(ops.lt(ops.index_expr(within, torch.int32), ops.constant(self.width, torch.int32)))
-            yield number, within, holds
-
-
-@functools.cache
 def decomposition_table() -> Mapping[Any, Callable[..., Any]]:
-    _lowering()  # decompositions look into it
+    lowering()  # decompositions look into it
     from torch._inductor.decomposition import select_decomp_table
 
     return dict(select_decomp_table())
@@ -361,25 +282,6 @@ def decomposition_table() -> Mapping[Any, Callable[..., Any]]:
 def _fake_mode(values: Sequence[Any]) -> FakeTensorMode:
     found = next((v.fake_mode for v in values if hasattr(v, "fake_mode")), None)
     return found or FakeTensorMode()
-
-
-def _dense_first(rule: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Of two terms in different layouts the first decides that of their sum: the contiguous one. A transformer's stream of activations that
-    lies as some attention left it is read in one order and written in another, and a norm of it takes two kernels instead of one."""
-
-    def add(a: Any, b: Any, **scaled: Any) -> Any:
-        if scaled.get("alpha", 1) == 1 and isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and _is_laid_by_a_view(a, b):
-            return aten.add.Tensor(b, a)
-        return NotImplemented if rule is None else rule(a, b, **scaled)
-
-    return add
-
-
-def _is_laid_by_a_view(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether b is contiguous and a is not, unless that is how convolutions want it."""
-    if a.shape != b.shape or a.layout is not torch.strided or b.layout is not torch.strided:
-        return False
-    return b.is_contiguous() and not any(a.is_contiguous(memory_format=f) for f in _CONVOLVED.get(a.dim(), (torch.contiguous_format,)))
 
 
 def _biases_apart(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -437,78 +339,16 @@ def _compile(module: torch.fx.GraphModule, samples: Sequence[torch.Tensor]) -> C
     with (
         torch.no_grad(),
         tracing(TracingContext(mode)),
-        config.patch({"triton.cudagraphs": False} | (_NOTHING_WRITTEN_OUT if _looks_around(module) else {})),
+        config.patch({"triton.cudagraphs": False} | thresholds(module)),
         torch.compiler.config.patch(cache_key_tag=_CODE),  # type: ignore[attr-defined]
         _same_keys_everywhere(),
         _keys_without_reasons(),
-        _small_reads_free(),
-        _pools_inline(),
+        small_reads_free(),
+        pools_inline(),
     ):
         code: Any = compile_fx_inner(module, given, cudagraphs=BoxedBool(False))
     compiled: Compiled = getattr(code, "current_callable", None) or code
     return compiled
-
-
-def _looks_around(module: torch.fx.GraphModule) -> bool:
-    """Whether it has gradients of max pools, all of few windows: better made again than written out (1 to 20 % on the H200)."""
-    nodes = module.graph.find_nodes(op="call_function", target=POOL_GRADIENT)
-    return bool(nodes) and all(math.prod(map(_num_windows, *node.args[2:4])) <= _FEW_TO_LOOK_AT for node in nodes)
-
-
-@contextmanager
-def _small_reads_free() -> Iterator[None]:
-    """Inductor writes out a value that is read in several places if it is made of many. It counts a channel's mean as much as an activation,
-    so a normalised value made again for a mask was written and read back: four ninths of what such a backward moves."""
-    from torch._inductor.ir import StorageBox
-
-    counted = StorageBox.num_reads
-    StorageBox.num_reads = lambda box: wide if (wide := _num_wide_reads(box)) <= _MADE_AGAIN else counted(box)  # type: ignore[method-assign,assignment]
-    try:
-        yield
-    finally:
-        StorageBox.num_reads = counted  # type: ignore[method-assign]
-
-
-def _num_wide_reads(box: Any) -> int:
-    """How many buffers about as large as itself a value that is not written out is made of; many, if that cannot be known."""
-    from torch._inductor.ir import Pointwise, Reduction
-    from torch._inductor.virtualized import V
-
-    made = getattr(box, "data", None)
-    if not isinstance(made, (Pointwise, Reduction)):
-        return _MANY
-    try:
-        read_for = math.prod(int(n) for n in (*made.get_size(), *made.get_reduction_size()))
-        return sum(_BROADCAST * int(V.graph.get_numel(name)) > read_for for name in made.inner_fn_opcount().read_buffers)
-    except (AttributeError, KeyError, TypeError, ValueError):  # sizes that are not numbers, another Inductor
-        return _MANY
-
-
-@contextmanager
-def _pools_inline() -> Iterator[None]:
-    """Inductor writes out what a max pool reads, lest windows that overlap compute it several times. That is a buffer of the pool's input, and two
-    passes over it: for nothing where windows do not overlap, and for little where each place lies in few and is made of one activation."""
-    from torch._inductor.ir import StorageBox
-
-    lowering, hint = _lowering(), StorageBox.realize_hint
-    pool = getattr(lowering, "_max_pool_with_offsets", None)
-
-    def inline(x: Any, kernel_size: Any, stride: Any, padding: Any, *rest: Any, **more: Any) -> Any:
-        windows = math.prod(k / s for k, s in zip(kernel_size, stride, strict=True))  # that a place lies in
-        if (windows <= 1 and not any(padding)) or (windows <= _FEW_WINDOWS and _num_wide_reads(getattr(x, "data", None)) <= 1):
-            StorageBox.realize_hint = lambda _: None  # type: ignore[method-assign,assignment]
-        try:
-            return pool(x, kernel_size, stride, padding, *rest, **more)  # type: ignore[misc]
-        finally:
-            StorageBox.realize_hint = hint  # type: ignore[method-assign]
-
-    if pool is not None:
-        lowering._max_pool_with_offsets = inline
-    try:
-        yield
-    finally:
-        if pool is not None:
-            lowering._max_pool_with_offsets = pool
 
 
 @contextmanager

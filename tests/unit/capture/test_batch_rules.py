@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
-import memfit.execute.inductor as inductor
 from memfit.capture.batch_rules import ask
 from memfit.capture.batch_states import SUMMED, UNIFORM, WHOLE, Answer, Asked, Rows, Split, State
 from memfit.capture.captured import OpCall, Ref
+from memfit.capture.ops import POOL_GRADIENT
+from memfit.execute.inductor_memory import lowering
 
-inductor._lowering()  # declares Inductor's own ops
+lowering()  # declares Inductor's own ops
 aten, prims = torch.ops.aten, torch.ops.prims
 BATCH = 6
 S0, S1 = Split(0, 1), Split(1, 1)
@@ -222,6 +223,7 @@ def test_pools() -> None:
         *(Given(S0, value=offsets), [2, 2], [4, 4], [2, 2], [0, 0], [1, 1]),
         makes=(S0,),
     )
+    check(POOL_GRADIENT, x(*made.shape), Given(S0, value=offsets), [2, 2], [2, 2], [0, 0], [4, 4], makes=(S0,))
     check(aten.avg_pool2d.default, x(BATCH, 3, 4, 4), [2, 2], [2, 2], makes=(S0,))
     check(aten.avg_pool2d_backward.default, x(BATCH, 3, 2, 2), x(BATCH, 3, 4, 4), [2, 2], [2, 2], [0, 0], False, True, None, makes=(S0,))
     check(aten._adaptive_avg_pool2d.default, x(BATCH, 3, 5, 5), [2, 2], makes=(S0,))
