@@ -59,7 +59,7 @@ def _replace(node: torch.fx.Node, readers: list[torch.fx.Node], change: torch.fx
     if not _is_positions(positions) or change.meta["val"].shape != positions.meta["val"].shape:
         return False
     offsets, kernel, plane, stride, padding, dilation = arguments_of(positions)
-    if any(spread != 1 for spread in dilation):
+    if len(plane) != 2 or any(spread != 1 for spread in dilation):
         return False
     with node.graph.inserting_before(readers[0]):
         made = node.graph.call_function(POOL_GRADIENT, (change, offsets, [*kernel], [*(stride or kernel)], [*padding], [*plane]))

@@ -169,6 +169,16 @@ def test_dilated_pools_are_left_alone() -> None:
     assert_plain(found, model, x, y)
 
 
+def test_pools_of_volumes_and_of_lines() -> None:
+    torch.manual_seed(0)
+    for convolution, pool, size in ((nn.Conv3d, nn.MaxPool3d(2), (6, 6, 6)), (nn.Conv1d, nn.MaxPool1d(3, 2), (12,))):
+        model = nn.Sequential(convolution(2, 4, 3, padding=1), nn.ReLU(), pool, nn.Flatten(), nn.LazyLinear(5)).double()
+        x, y = torch.randn(3, 2, *size, dtype=torch.float64), torch.randint(0, 5, (3,))
+        model(x)
+        found, _ = run(regions(copy.deepcopy(model), x, y, OneByOne()), model, x, y)
+        assert_plain(found, model, x, y)
+
+
 def test_other_scatters_are_left_alone() -> None:
     graph = torch.fx.Graph()
     positions, values = graph.placeholder("positions"), graph.placeholder("values")
