@@ -12,6 +12,7 @@ from torch import nn
 from memfit.capture.aliases import CUDA_GRANULARITY
 from memfit.capture.captured import Captured
 from memfit.capture.compiler import Compiler
+from memfit.capture.counters import count_together
 from memfit.capture.cudnn import use_cudnn_batch_norm
 from memfit.capture.inputs import Call
 from memfit.capture.joint import Joint, Manner, trace
@@ -47,6 +48,7 @@ class Traced:
             gathered(joint.module)
             mask_before_pools(joint.module)
             projections_apart(joint.module)
+            count_together(joint.module)
         model, call = self.model, self.call
         sources = (*model.parameters(), *model.buffers(), *call.tensors)
         granularity = CUDA_GRANULARITY if any(t.device.type == "cuda" for t in sources) else 1

@@ -76,7 +76,9 @@ def _nudged(parameters: list[tuple[int, torch.Tensor]]) -> Iterator[None]:
     generator = torch.Generator().manual_seed(0)
     for _, p in parameters:
         if p.is_floating_point():
-            signs = torch.randint(0, 2, p.shape, generator=generator, dtype=torch.int8).to(p.device) * 2 - 1
+            signs = (
+                torch.randint(0, 2, p.shape, generator=generator, dtype=torch.int8).to(p) * 2 - 1
+            )  # of its type: single precision has no such number
             p.data.mul_(1 + signs * (2 * torch.finfo(p.dtype).eps))
     try:
         yield

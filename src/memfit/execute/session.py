@@ -211,9 +211,14 @@ def as_gradient(leaf: torch.Tensor, gradient: torch.Tensor, keeps: bool) -> torc
 
 
 def update_sources(captured: Captured, sources: Sequence[torch.Tensor], mutations: list[torch.Tensor]) -> None:
-    """What forward changes in place: running statistics, mostly."""
+    """What forward changes in place: running statistics, mostly. Those of one type together: a launch each is a millisecond of a ResNet's step."""
+    together: dict[tuple[torch.dtype, torch.device], tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
     for (position, _), value in zip(captured.convention.mutations, mutations, strict=True):
-        sources[position].data.copy_(value)
+        old, new = together.setdefault((value.dtype, value.device), ([], []))
+        old.append(sources[position].data)
+        new.append(value)
+    for old, new in together.values():
+        torch._foreach_copy_(old, new)
 
 
 def as_traced(captured: Captured, tangents: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
