@@ -77,8 +77,9 @@ def pools_inline() -> Iterator[None]:
     pool = getattr(lowerings, "_max_pool_with_offsets", None)
 
     def inline(x: Any, kernel_size: Any, stride: Any, padding: Any, *rest: Any, **more: Any) -> Any:
-        windows = math.prod(k / s for k, s in zip(kernel_size, stride, strict=True))  # that a place lies in
-        if (windows <= 1 and not any(padding)) or (windows <= _FEW_WINDOWS and _num_wide_reads(getattr(x, "data", None)) <= 1):
+        overlaps = [k / s for k, s in zip(kernel_size, stride, strict=True)]
+        apart = all(share <= 1 for share in overlaps) and not any(padding)
+        if apart or (math.prod(overlaps) <= _FEW_WINDOWS and _num_wide_reads(getattr(x, "data", None)) <= 1):
             StorageBox.realize_hint = lambda _: None  # type: ignore[method-assign,assignment]
         try:
             return pool(x, kernel_size, stride, padding, *rest, **more)  # type: ignore[misc]
