@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from contextlib import nullcontext
 from typing import Any
 
@@ -23,9 +24,16 @@ def arguments_of(node: torch.fx.Node) -> tuple[Any, ...]:
     return node.args
 
 
+def alone_before(node: torch.fx.Node, targets: Container[Any]) -> torch.fx.Node | None:
+    """The value that such calls made this one of, one after another; None if anybody else reads one on the way."""
+    while len(node.users) == 1 and node.target in targets:
+        node = arguments_of(node)[0]
+    return node if len(node.users) == 1 else None
+
+
 def cleaned(module: torch.fx.GraphModule, num_changes: int) -> int:
-    """After so many changes, which it returns: without the nodes that nobody reads any more."""
+    """After so many changes, which it returns: without the nodes that nobody reads any more. (Its graph is lowered; nobody calls the module,
+    whose code would take longer to write than a pass.)"""
     if num_changes:
         module.graph.eliminate_dead_code()
-        module.recompile()
     return num_changes

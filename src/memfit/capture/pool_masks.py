@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from memfit.capture.edits import arguments_of, cleaned, insert
+from memfit.capture.edits import alone_before, arguments_of, cleaned, insert
 from memfit.capture.ops import POOL_GRADIENT
 from memfit.capture.pool_gradients import ELEMENTWISE, PooledBy, pool_of
 
@@ -34,7 +34,7 @@ def _move(mask: torch.fx.Node) -> bool:
     is_off, zero, gradient = arguments_of(mask)
     if not (_is(is_off, aten.le.Scalar) and is_off.args[1] == 0 and _is_zero(zero)):
         return False
-    activated, spread = arguments_of(is_off)[0], _alone_before_copies(gradient)
+    activated, spread = arguments_of(is_off)[0], alone_before(gradient, ELEMENTWISE)
     pooled_by = None if spread is None or spread.target is not POOL_GRADIENT else pool_of(spread)
     if spread is None or pooled_by is None or arguments_of(pooled_by.pool)[0] is not activated:
         return False
@@ -54,13 +54,6 @@ def _insert(pooled: torch.fx.Node, pooled_by: PooledBy, like: torch.fx.Node) -> 
         zero = insert(like, aten.full.default, [], 0.0, dtype=sample.dtype, device=sample.device)
         masked = insert(like, aten.where.self, is_off, zero, change)
     reader.replace_input_with(change, masked)
-
-
-def _alone_before_copies(node: torch.fx.Node) -> torch.fx.Node | None:
-    """The value that this one is a copy or another view of, maybe in another type; None if anybody else reads one on the way."""
-    while len(node.users) == 1 and node.target in ELEMENTWISE:
-        node = arguments_of(node)[0]
-    return node if len(node.users) == 1 else None
 
 
 def _is_made_for_it(activated: torch.fx.Node) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from memfit.capture.edits import arguments_of, cleaned, insert
+from memfit.capture.edits import alone_before, arguments_of, cleaned, insert
 
 aten = torch.ops.aten
 _VIEWS = (aten.view.default, aten.unsqueeze.default, aten.squeeze.dim, aten.permute.default, aten.transpose.int)
@@ -64,7 +64,7 @@ def _columns(product: _Product, begin: int, end: int) -> torch.fx.Node:
 
 def _product(node: torch.fx.Node) -> _Product | None:
     """What it is a view of, if that is a product and nobody else reads any of it."""
-    made = _before_views(node)
+    made = alone_before(node, _VIEWS)
     if made is None or made.kwargs:
         return None
     if made.target is aten.mm.default:
@@ -76,7 +76,7 @@ def _product(node: torch.fx.Node) -> _Product | None:
     if made.target is not aten.add.Tensor or not all(isinstance(term, torch.fx.Node) for term in made.args):
         return None
     for term, bias in _either_way(made):
-        product = _before_views(term)
+        product = alone_before(term, _VIEWS)
         if product is not None and product.target is aten.mm.default and _is_vector_for(bias, product):
             x, weight = arguments_of(product)
             return _Product(product, x, weight, bias)
@@ -92,12 +92,6 @@ def _either_way(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, torch.fx.N
     a, b = arguments_of(node)
     yield a, b
     yield b, a
-
-
-def _before_views(node: torch.fx.Node) -> torch.fx.Node | None:
-    while len(node.users) == 1 and node.target in _VIEWS:
-        node = arguments_of(node)[0]
-    return node if len(node.users) == 1 else None
 
 
 def _is_columns_first(moved: torch.Tensor, matrix: torch.Tensor) -> bool:

@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 class Attending(nn.Module):
-    """One head of attention over another: `bias` as in `nn.MultiheadAttention`."""
+    """A norm, attention and a residual, as in a transformer's block."""
 
     def __init__(self, *, bias: bool = True, batch_first: bool = True) -> None:
         super().__init__()
