@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
@@ -18,6 +20,9 @@ from memfit.profile.allocations import peaks_of
 torch.set_num_threads(1)  # more threads wait for each other on a busy machine
 CPU = torch.device("cpu")
 NO_LIMIT = 2**50
+needs_a_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="Inductor on the CPU needs a C++ compiler"
+)
 
 
 def deep(width: int = 16, depth: int = 4, dropout: float = 0.2, classes: int = 5) -> nn.Module:

@@ -6,7 +6,8 @@ import copy
 
 import pytest
 import torch
-from tests.unit.capture.test_pool_gradients import POOLS, assert_plain, network, regions, run
+from tests.captured_steps import assert_plain, regions, run
+from tests.unit.capture.test_pool_gradients import POOLS, network
 from torch import nn
 
 from memfit.execute.inductor import Inductor

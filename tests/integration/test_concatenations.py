@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import shutil
 from typing import Any
 
 import pytest
 import torch
+from tests.training import needs_a_compiler
 from torch import nn
 
 import memfit
@@ -17,8 +17,6 @@ from memfit.core.errors import InfeasibleBudget
 from memfit.task import Task
 
 torch.set_num_threads(1)  # more threads wait for each other on a busy machine
-COMPILER = any(map(shutil.which, ("g++", "c++", "clang++")))
-compiled = pytest.mark.skipif(not COMPILER, reason="Inductor on the CPU needs a C++ compiler")
 
 
 class SmallUNet(nn.Module):
@@ -79,7 +77,7 @@ def assert_runs(fitted: Any, model: nn.Module, x: torch.Tensor, y: torch.Tensor,
     assert abs(report.predicted_peak_bytes - report.measured_peak_bytes) <= 0.01 * report.measured_peak_bytes
 
 
-@compiled
+@needs_a_compiler
 def test_compiled_below_what_the_whole_gradient_needs() -> None:
     model, x, y = example()
     with pytest.MonkeyPatch.context() as patch:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import shutil
 from typing import Any
 
 import pytest
 import torch
+from tests.training import needs_a_compiler
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -17,7 +17,7 @@ from memfit.core.units import parse_bytes
 from memfit.execute.inductor import Inductor
 from memfit.profile.allocations import peaks_of
 
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="Inductor on the CPU needs a C++ compiler")
+pytestmark = needs_a_compiler
 
 
 class Convolutions(nn.Module):

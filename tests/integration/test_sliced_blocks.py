@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import shutil
 from typing import Any
 
 import pytest
 import torch
+from tests.training import needs_a_compiler
 from torch import nn
 
 import memfit
@@ -20,9 +20,7 @@ from memfit.core.errors import BadInput, InfeasibleBudget
 from memfit.task import Offers, Task
 
 torch.set_num_threads(1)  # more threads wait for each other on a busy machine
-COMPILER = any(map(shutil.which, ("g++", "c++", "clang++")))
-compiled = pytest.mark.skipif(not COMPILER, reason="Inductor on the CPU needs a C++ compiler")
-ENGINES = ["eager", pytest.param("inductor", marks=compiled)]
+ENGINES = ["eager", pytest.param("inductor", marks=needs_a_compiler)]
 CROSS_ENTROPY: dict[str, Any] = {"loss_fn": nn.functional.cross_entropy}
 
 
@@ -98,7 +96,7 @@ def test_below_the_old_minimum_with_the_plain_gradients_in_the_planned_bytes(eng
         assert torch.equal(a.grad, b.grad)  # type: ignore[arg-type]
 
 
-@compiled
+@needs_a_compiler
 @pytest.mark.slow
 def test_compiled_with_a_loss_outside() -> None:
     model, (x, y) = network(6), data(8)
@@ -164,7 +162,7 @@ def test_not_offered_without_variants_nor_taken_where_the_step_fits() -> None:
         memfit.fit(copy.deepcopy(model), (x,), budget=minimum, plan=sliced.plan, allow=("recompute",), **kwargs)
 
 
-@compiled
+@needs_a_compiler
 def test_a_slow_plan_has_the_block_in_slices_beside_it_and_the_faster_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     from memfit import choice
 

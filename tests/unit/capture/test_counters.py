@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import shutil
 
 import pytest
 import torch
-from tests.unit.capture.test_pool_gradients import fine
+from tests.captured_steps import fine
+from tests.training import needs_a_compiler
 from tests.unit.capture.test_regions import OneByOne
 from torch import nn
 
@@ -34,7 +34,7 @@ def test_one_op_for_all(count: int, together: int) -> None:
     assert [c.target for c in captured.calls].count(aten._foreach_add.Scalar) == together
 
 
-@pytest.mark.skipif(not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="Inductor on the CPU needs a C++ compiler")
+@needs_a_compiler
 def test_training_leaves_the_plain_model_s_buffers() -> None:
     model, (x, y) = norms(3), data()
     plain = copy.deepcopy(model)

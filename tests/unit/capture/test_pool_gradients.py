@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import copy
-import shutil
-from typing import Any
 
 import pytest
 import torch
+from tests.captured_steps import assert_plain, fine, regions, run
+from tests.training import needs_a_compiler
 from tests.unit.capture.test_regions import OneByOne
 from torch import nn
-from torch.utils._pytree import tree_map
 
-from memfit.capture.captured import Captured, Ref, Role
-from memfit.capture.compiler import Compiler
-from memfit.capture.inputs import Call
 from memfit.capture.ops import POOL_GRADIENT, max_pool_gradient
 from memfit.capture.pool_gradients import gathered
 from memfit.capture.region import Region
 from memfit.capture.regions import with_regions
-from memfit.capture.step import capture
 from memfit.execute.inductor import Inductor
 from memfit.profile.allocations import peaks_of
 
 torch.set_num_threads(1)
-needs_a_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="Inductor on the CPU needs a C++ compiler"
-)
 
 
 def network(pool: nn.Module, *, channels_last: bool = True, size: int = 18) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
@@ -37,41 +29,6 @@ def network(pool: nn.Module, *, channels_last: bool = True, size: int = 18) -> t
     if channels_last:
         model, x = model.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model, x, y
-
-
-def fine(model: nn.Module, x: torch.Tensor, y: torch.Tensor, compiler: Compiler) -> Captured:
-    return capture(model, Call.flatten((x, y), {}), loss_fn=nn.functional.cross_entropy, num_targets=1, compiler=compiler)
-
-
-def regions(model: nn.Module, x: torch.Tensor, y: torch.Tensor, compiler: Compiler) -> Captured:
-    return with_regions(fine(model, x, y, compiler), compiler)
-
-
-def run(captured: Captured, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[dict[int, torch.Tensor], dict[int, Any]]:
-    """Gradients by position of their source, every op once; and what each op was given."""
-    values: dict[int, torch.Tensor] = dict(zip(captured.convention.sources, (*model.parameters(), *model.buffers(), x, y), strict=True))
-    found, inputs = {}, {}
-    with torch.no_grad():
-        for op, call in zip(captured.graph.ops, captured.calls, strict=True):
-            if call.role is Role.BACKWARD_BEGINS:
-                values.update((t, torch.ones((), dtype=x.dtype, device=x.device)) for t in op.outputs)
-            elif call.role is Role.ACCUMULATE:
-                found[call.index] = values[call.args[0].tensor]
-            elif not all(t in values for t in op.outputs):
-                args, kwargs = tree_map(lambda v: values[v.tensor] if isinstance(v, Ref) else v, (call.args, dict(call.kwargs)))
-                inputs[op.id] = args
-                made = call.target(*args, **kwargs)  # type: ignore[misc]
-                outputs = made if call.unpack else (made,)
-                values.update((t, v) for t, v in zip(call.outputs, outputs, strict=True) if t is not None)
-    return found, inputs
-
-
-def assert_plain(found: dict[int, torch.Tensor], model: nn.Module, x: torch.Tensor, y: torch.Tensor, *, near: float = 1e-10) -> None:
-    plain = copy.deepcopy(model)
-    nn.functional.cross_entropy(plain(x), y).backward()
-    for position, parameter in enumerate(plain.parameters()):
-        assert parameter.grad is not None
-        torch.testing.assert_close(found[position], parameter.grad, rtol=near, atol=near * float(parameter.grad.abs().max()))
 
 
 POOLS = [

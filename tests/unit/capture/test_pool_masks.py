@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import shutil
 from collections.abc import Callable
 
 import pytest
 import torch
-from tests.unit.capture.test_pool_gradients import run
+from tests.captured_steps import run
+from tests.training import needs_a_compiler
 from torch import nn
 
 from memfit.capture.captured import Captured
@@ -84,7 +84,7 @@ def test_in_half_precision_too() -> None:
     assert masks(captured) == [model.pool(model.first(x.float())).numel()]
 
 
-@pytest.mark.skipif(not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="Inductor on the CPU needs a C++ compiler")
+@needs_a_compiler
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.Identity()], ids=str)
 def test_regions_give_the_layouts_that_were_promised(activation: nn.Module) -> None:
     model, (x, y) = Net(nn.MaxPool2d(2), activation).to(memory_format=torch.channels_last), data(channels_last=True)  # type: ignore[call-overload]

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.capture.test_pool_gradients import assert_plain, fine, needs_a_compiler, regions, run
+from tests.captured_steps import assert_plain, fine, regions, run
+from tests.training import needs_a_compiler
 from tests.unit.capture.test_regions import OneByOne
 from torch import nn
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from tests.training import needs_a_compiler
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -17,9 +17,6 @@ from memfit.profile.allocations import peaks_of
 
 torch.set_num_threads(1)
 aten = torch.ops.aten
-needs_a_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="Inductor on the CPU needs a C++ compiler"
-)
 
 
 def compiled(fn: Callable[..., Any], *inputs: torch.Tensor) -> Callable[[], Any]:

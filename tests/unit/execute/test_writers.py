@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import operator
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.training import needs_a_compiler
 from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor import config
@@ -28,10 +28,6 @@ from memfit.execute import inductor, writers
 from memfit.execute.inductor import Inductor, Settings, end_writer_pool, writer_pool
 from memfit.execute.writers import Text, as_written, begin, wake_writers, write
 from memfit.task import Task
-
-needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="Inductor on the CPU needs a C++ compiler"
-)
 
 
 def num_found_on_disk() -> int:
@@ -72,7 +68,7 @@ def test_a_graph_that_calls_python_is_not_sent() -> None:
     assert Text.of(torch.fx.GraphModule(nn.Module(), graph), [torch.zeros(2)]) is not None
 
 
-@needs_compiler
+@needs_a_compiler
 def test_what_was_written_is_found_on_disk(regions: list[Region], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AsyncCompile, "triton", AsyncCompile.triton)  # `write` takes it out of its process, which is this one here
     module, samples = max(regions, key=lambda r: r.num_ops).source()
@@ -226,7 +222,7 @@ def two_writers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     end_writer_pool()
 
 
-@needs_compiler
+@needs_a_compiler
 def test_other_processes_write_for_this_one(regions: list[Region], two_writers: Any) -> None:
     module, samples = min(regions, key=lambda r: abs(r.num_ops - 6)).source()
     text = Text.of(module, samples)
@@ -286,7 +282,7 @@ def test_ops_that_were_asked_when_traced_are_not_traced_again(regions: list[Regi
     assert any(n.target is torch.ops.aten.add.Tensor for r in regions for n in r.source()[0].graph.nodes)
 
 
-@needs_compiler
+@needs_a_compiler
 def test_what_is_not_traced_again_is_the_same_code(regions: list[Region], monkeypatch: pytest.MonkeyPatch) -> None:
     written = list[str]()
     monkeypatch.setattr(AsyncCompile, "cpp_pybinding", lambda _, __, source: written.append(source))
