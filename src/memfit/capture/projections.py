@@ -96,6 +96,8 @@ def _either_way(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, torch.fx.N
 
 def _is_columns_first(moved: torch.Tensor, matrix: torch.Tensor) -> bool:
     """Whether `moved[p, ..., e]` is `matrix[..., p * width + e]`: rows in their order, and columns in equal parts."""
+    if moved.dim() < 2:
+        return False
     num_parts, *rows, width = moved.shape
     if not matrix.is_contiguous() or num_parts * width != matrix.shape[1] or math.prod(rows) != matrix.shape[0]:
         return False

@@ -87,3 +87,18 @@ def test_another_reader_of_the_packed_one() -> None:
     assert products(fine(copy.deepcopy(model), x, y, OneByOne()))[0] == (35, 96)
     found, _ = run(regions(copy.deepcopy(model), x, y, OneByOne()), model, x, y)
     assert_plain(found, model, x, y)
+
+
+class Flat(Attending):
+    """Copies all of a product as one line, and reads one number of it."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.norm(x)
+        chosen = nn.functional.linear(y, self.attention.in_proj_weight).flatten().clone()[3]
+        return self.head((x + self.attention(y, y, y, need_weights=False)[0]).mean(1) + chosen)
+
+
+def test_a_product_copied_as_a_line() -> None:
+    model, (x, y) = Flat().double(), data()
+    found, _ = run(regions(copy.deepcopy(model), x, y, OneByOne()), model, x, y)
+    assert_plain(found, model, x, y)
