@@ -27,18 +27,18 @@ from benchmarks._results import FOLDER, HARDWARE, MONTH, provenance, write_resul
 from benchmarks.peers import PEERS, _is_block
 from benchmarks.zoo import ZOO, make
 from memfit.capture.captured import Captured, Role
-from memfit.capture.cudnn import use_cudnn_batch_norm
 from memfit.capture.inputs import Call, Inputs
-from memfit.capture.joint import Joint, trace
-from memfit.capture.lower import Setting, _Lowering
+from memfit.capture.lower.lower import Setting, _Lowering
+from memfit.capture.trace.joint_graph import Joint, trace
 from memfit.core.plan import Timeline
 from memfit.core.simulate import simulate
+from memfit.passes.fx.cudnn_batch_norm import use_cudnn_batch_norm
 from memfit.planning import plan
-from memfit.planning.just_in_time import keep_at, turning_point
-from memfit.planning.model import Ints, Model, build_model
-from memfit.planning.replay import usage_of
-from memfit.planning.sequence import schedule_of
-from memfit.planning.sqrt_segments import bytes_made, segments_sequence
+from memfit.planning.baselines.sqrt_segments import bytes_made, segments_sequence
+from memfit.planning.cuts.just_in_time import keep_at, turning_point
+from memfit.planning.model.fast_judge import usage_of
+from memfit.planning.model.reduce import Ints, Model, build_model
+from memfit.planning.model.to_schedule import schedule_of
 from memfit.profile.roofline import roofline
 
 MEMORY_BUDGETS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)

@@ -28,12 +28,12 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 
 from benchmarks._results import provenance, write_results
 from benchmarks.peers import PEERS, Peer
+from memfit.capture.capture import capture
 from memfit.capture.captured import OpCall, Role
-from memfit.capture.convolution_forms import CONVOLUTIONS, choices, described
-from memfit.capture.cudnn_algorithms import Algorithm, Convolution, CudnnError, Library, Pass, library, strides_of
 from memfit.capture.inputs import Call
-from memfit.capture.rewrite import Rewriter
-from memfit.capture.step import capture
+from memfit.kernels.cudnn import Algorithm, Convolution, CudnnError, Library, Pass, library, strides_of
+from memfit.passes.rewriter import Rewriter
+from memfit.passes.variants.convolution_algorithms import CONVOLUTIONS, choices, described
 from memfit.profile.allocations import peaks_of
 
 aten = torch.ops.aten

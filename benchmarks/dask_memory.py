@@ -18,8 +18,8 @@ from _results import provenance, write_results
 from dask import delayed
 from distributed import Client, LocalCluster
 
-from memfit.execute.dask import Measured, compute, measure, workload
 from memfit.tasks import assembly_tree, harpoon, random_dag, schedule
+from memfit.tasks.dask.collections import Measured, compute, measure, workload
 from memfit.tasks.model import TaskGraph
 
 MB = 10**6
@@ -241,7 +241,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = run(1, options.workloads, options.factor) + run(2, options.workloads, options.factor)
     text = (
-        "`client.compute(collection)` against `memfit.execute.dask.compute`, one after the other on the same LocalCluster of one-thread workers. "
+        "`client.compute(collection)` against `memfit.tasks.dask.collections.compute`, one after the other on the same LocalCluster of one-thread workers. "
         "*dask MB* and *memfit MB* are the growth of the workers' resident memory, all workers together, sampled from outside every 1-2 ms: real "
         "memory, temporaries and copies between workers included. One worker: precedence edges, the least memory. Two workers: booked memory with "
         f"a bound of {options.factor} times that least. *planned MB* is the promised bound, *bound MB* the proven least of any order. "

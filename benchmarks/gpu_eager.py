@@ -23,15 +23,15 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 from benchmarks.peers import PEERS, Peer, checkpoint_blocks
 from memfit.capture.captured import Captured, Role
 from memfit.capture.inputs import Call
-from memfit.choice import PlanSettings, best_plan
 from memfit.core.budget import Budget
 from memfit.core.errors import MemfitError
 from memfit.core.plan import Plan
-from memfit.execute.codegen import generate
-from memfit.execute.session import Ready, Session, run
+from memfit.pipeline.choice import PlanSettings, best_plan
+from memfit.pipeline.task import Task
 from memfit.profile.allocations import peaks_of
 from memfit.report.progress import Progress
-from memfit.task import Task
+from memfit.runtime.autograd_step import Ready, Session, run
+from memfit.runtime.codegen import generate
 
 
 def main() -> None:

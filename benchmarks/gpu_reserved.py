@@ -159,7 +159,7 @@ def measure(name: str, allocator: str, args: argparse.Namespace) -> dict[str, An
 
     import memfit
     from memfit.core.lifetimes import lifetimes, max_load
-    from memfit.planning.layout import layout_plan
+    from memfit.offsets import layout_plan
 
     ours = memfit.use_planned_arena() if allocator == "arena" else None
     training, folder = Training(name, args), args.output

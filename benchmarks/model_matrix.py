@@ -34,14 +34,14 @@ from memfit.core.errors import MemfitError, NoPlanFound
 from memfit.core.graph import Kind
 from memfit.core.outcome import Status
 from memfit.core.plan import Plan
-from memfit.execute.codegen import generate
-from memfit.execute.fitted import fit_module
-from memfit.execute.session import Ready
-from memfit.execute.stepper import Stepper
+from memfit.pipeline.prepare import Task
 from memfit.planning import plan as find_plan
-from memfit.prepare import Task
 from memfit.profile.allocations import meter, peaks_of
 from memfit.report.progress import Progress
+from memfit.runtime.autograd_step import Ready
+from memfit.runtime.closed_loop import Stepper
+from memfit.runtime.codegen import generate
+from memfit.runtime.fitted import fit_module
 
 RESULTS = Path(__file__).parent / "results"
 NAME = "model_matrix_2core-cpu_202611"

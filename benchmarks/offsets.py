@@ -23,9 +23,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 from benchmarks._results import provenance, write_results
 from benchmarks.offset_instances import cut_anywhere, cut_evenly
 from memfit.core.packing import Buffer, check_packing
-from memfit.planning.layout import pack, read_buffers
-from memfit.planning.layout.greedy import greedy_orders, make_windows, place_in_order
-from memfit.planning.layout.problem import make_problem
+from memfit.offsets import pack, read_buffers
+from memfit.offsets.greedy import greedy_orders, make_windows, place_in_order
+from memfit.offsets.problem import make_problem
 
 DATA = ROOT / "../shared/data/offsets"
 CAPACITY = 1_048_576

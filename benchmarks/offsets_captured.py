@@ -20,8 +20,8 @@ from memfit.core.graph import Graph
 from memfit.core.io import load, save
 from memfit.core.lifetimes import SCRATCH, Lifetime, lifetimes, max_load
 from memfit.core.units import format_bytes
+from memfit.offsets import buffers_of, layout_of, layout_plan, tight_layout
 from memfit.planning import plan
-from memfit.planning.layout import buffers_of, layout_of, layout_plan, tight_layout
 
 NAMES = ("resnet50", "unet", "gpt2")
 FRACTIONS = (1.0, 0.7, 0.5)
@@ -39,8 +39,8 @@ def _captured(name: str) -> Graph:
     import torch
 
     from benchmarks.peers import PEERS
+    from memfit.capture.capture import capture
     from memfit.capture.inputs import Call
-    from memfit.capture.step import capture
 
     peer = PEERS[name]
     model, inputs = peer.build().train(), peer.inputs("cpu", 1.0)

@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(options.source)]
 from benchmarks._results import provenance, write_results
 from benchmarks.offset_instances import cut_anywhere, look_alikes
 from memfit.core.packing import check_packing
-from memfit.planning.layout import pack
+from memfit.offsets import pack
 
 WITHIN_S = (0.3, 1, 3, 10, 30)
 

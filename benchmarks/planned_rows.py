@@ -37,16 +37,16 @@ from benchmarks.replays import recorded
 def planned(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str, args: argparse.Namespace) -> Rows:
     """memfit at several budgets. Tracing, compiling and measuring happen once, and are timed as the cold start."""
     from memfit.capture.inputs import Call
-    from memfit.choice import FormSearch, PlanSettings
     from memfit.core.budget import Budget
     from memfit.core.errors import MemfitError
     from memfit.core.schedule import Offload
-    from memfit.execute.codegen import generate
-    from memfit.execute.session import Ready, Session, run
+    from memfit.pipeline.choice import FormSearch, PlanSettings
+    from memfit.pipeline.prepare import allocator_slack
+    from memfit.pipeline.task import Task, ending_writers
     from memfit.planning import plan as find_plan
-    from memfit.prepare import allocator_slack
     from memfit.report.progress import Progress
-    from memfit.task import Task, ending_writers
+    from memfit.runtime.autograd_step import Ready, Session, run
+    from memfit.runtime.codegen import generate
 
     reference = exact = None
     if not has_dropout(model):
@@ -146,8 +146,8 @@ class _Forms:
         return again
 
     def costed(self, form: Any, progress: Any) -> Any:
-        from memfit.capture.regions import regions_of
-        from memfit.task import compile_regions
+        from memfit.passes.regions.regions import regions_of
+        from memfit.pipeline.task import compile_regions
 
         if id(form) not in self._known:
             compile_regions(regions_of(form), progress)
@@ -162,10 +162,10 @@ class _Forms:
 
 def _starts(peer: Peer, task: Any, call: Any, device: str, forms: _Forms, args: argparse.Namespace) -> Rows:
     """Makes the usual forms; a row for the cold start, and one for a warm start with everything in the caches."""
-    from memfit.capture import region
-    from memfit.capture.regions import regions_of
+    from memfit.passes.regions import piece as region
+    from memfit.passes.regions.regions import regions_of
+    from memfit.pipeline.task import compile_regions
     from memfit.report.progress import Progress
-    from memfit.task import compile_regions
 
     for what in ("memfit ready", "memfit ready again")[: 1 if args.once else 2]:
         offers = task.offers(call)

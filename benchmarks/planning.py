@@ -19,7 +19,7 @@ from memfit.core.errors import MemfitError
 from memfit.core.graph import Graph
 from memfit.core.outcome import Outcome, Status
 from memfit.planning import Progress, plan
-from memfit.planning.portfolio import Portfolio
+from memfit.planning.search.auto import Portfolio
 
 DATA = Path(__file__).parents[1] / "../shared/data/remat"
 FRACTIONS = (0.9, 0.8, 0.7, 0.6, 0.5)

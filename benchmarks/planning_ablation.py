@@ -22,10 +22,10 @@ from memfit.capture.node_link import load_node_link
 from memfit.core.costs import Costs
 from memfit.core.graph import Graph
 from memfit.core.outcome import Outcome
+from memfit.pipeline.task import Task
 from memfit.planning import plan
-from memfit.planning.portfolio import Portfolio
+from memfit.planning.search.auto import Portfolio
 from memfit.profile.roofline import roofline
-from memfit.task import Task
 
 MODEL_SHARES = (0.6, 0.4, 0.25)
 GRAPH_SHARES = (0.8, 0.6, 0.5)

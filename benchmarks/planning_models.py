@@ -16,15 +16,15 @@ import torch
 
 from benchmarks._results import FOLDER, HARDWARE, MONTH, provenance, write_results
 from benchmarks.peers import PEERS, Peer, _is_block
+from memfit.capture.capture import capture
 from memfit.capture.inputs import Call
-from memfit.capture.step import capture
 from memfit.core.costs import Costs
 from memfit.core.graph import Graph
 from memfit.planning import Progress, plan
-from memfit.planning.just_in_time import keep_at, turning_point
-from memfit.planning.model import Ints, Model, build_model
-from memfit.planning.portfolio import Portfolio
-from memfit.planning.replay import peak_and_time, usage_of
+from memfit.planning.cuts.just_in_time import keep_at, turning_point
+from memfit.planning.model.fast_judge import peak_and_time, usage_of
+from memfit.planning.model.reduce import Ints, Model, build_model
+from memfit.planning.search.auto import Portfolio
 from memfit.profile.roofline import roofline
 
 SHARES = (0.8, 0.6, 0.5, 0.4, 0.33, 0.25, 0.2, 0.17)
@@ -149,7 +149,7 @@ def rows_of(peer: Peer, seconds: float) -> Iterator[dict[str, Any]]:
 
 
 def _against_segments(peer: Peer, model: Model, num: int, seconds: float, held: int, peak: int, base_time: int) -> Iterator[dict[str, Any]]:
-    from memfit.planning.sqrt_segments import bytes_made, segments_sequence
+    from memfit.planning.baselines.sqrt_segments import bytes_made, segments_sequence
 
     turn = turning_point(model, usage_of(model.arrays, np.array(model.agenda, np.int64)))
     other_peak, other_time = peak_and_time(model.arrays, segments_sequence(model, turn, bytes_made(model, turn), num))

@@ -14,14 +14,14 @@ import torch
 from benchmarks._results import provenance, write_results
 from benchmarks.peers import PEERS, Peer
 from benchmarks.planning_models import SHARES
+from memfit.capture.capture import capture
 from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call
-from memfit.capture.loss_head import with_chunked_loss
-from memfit.capture.step import capture
-from memfit.capture.variants import add_variants, with_sliced_convolutions
+from memfit.passes.step.chunked_loss import with_chunked_loss
+from memfit.passes.variants.registry import add_variants, with_sliced_convolutions
 from memfit.planning import plan
-from memfit.planning.model import build_model
-from memfit.planning.replay import peak_and_time
+from memfit.planning.model.fast_judge import peak_and_time
+from memfit.planning.model.reduce import build_model
 from memfit.profile.roofline import roofline
 
 MODELS = ("resnet50", "googlenet", "unet", "vgg16", "mobilenet_v2", "gpt2")

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from memfit.execute.recorded import Recording, Replayed, cuda_graphs_for
-from memfit.execute.session import Ready, run
+from memfit.runtime.autograd_step import Ready, run
+from memfit.runtime.cuda_graphs import Recording, Replayed, cuda_graphs_for
 
 _WARM, _REPEATS = 3, 10
 

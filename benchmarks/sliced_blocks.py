@@ -139,11 +139,11 @@ def recorded(path: Path, rows: Path, seconds: float) -> Iterator[dict[str, Any]]
 
 def estimated(name: str, seconds: float) -> Iterator[dict[str, Any]]:
     """Through capture and the pass itself."""
+    from memfit.capture.capture import capture
     from memfit.capture.inputs import Call
-    from memfit.capture.regions import with_regions
-    from memfit.capture.sliced_blocks import with_sliced_blocks
-    from memfit.capture.step import capture
-    from memfit.execute.inductor import Inductor
+    from memfit.compilers.inductor.compiler import Inductor
+    from memfit.passes.regions.regions import with_regions
+    from memfit.passes.slicing.slice_blocks import with_sliced_blocks
     from memfit.profile.roofline import roofline
 
     peer = PEERS[name]

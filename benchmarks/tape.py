@@ -21,19 +21,20 @@ from memfit.core.costs import Costs
 from memfit.core.graph import Graph
 from memfit.core.plan import Layout, Plan
 from memfit.core.schedule import Schedule
-from memfit.planning.layout import layout_plan
-from memfit.planning.sqrt_segments import SqrtSegments
+from memfit.offsets import layout_plan
+from memfit.planning.baselines.sqrt_segments import SqrtSegments
 from memfit.report.depth_curves import depth_curves_png
-from memfit.tape import activations, elementwise, nets, views
 from memfit.tape.array import Array, Tape
-from memfit.tape.attention_io import movement
-from memfit.tape.broadcast import sum_over
-from memfit.tape.curves import curve, wide_lstm, wide_mlp
-from memfit.tape.modes import Mode, compare, planless_modes, planned_mode
+from memfit.tape.examples import nets
+from memfit.tape.examples.attention_traffic import movement
+from memfit.tape.examples.depth_curves import curve, wide_lstm, wide_mlp
+from memfit.tape.examples.ten_layers import as_in_the_slides, count_matmuls, least_matmuls, nearest_checkpoint, ten_layers
+from memfit.tape.memory.byte_trace import trace
+from memfit.tape.memory.modes import Mode, compare, planless_modes, planned_mode
+from memfit.tape.ops import activations, elementwise, views
+from memfit.tape.ops.broadcast import sum_over
 from memfit.tape.program import Program
 from memfit.tape.schedules import drop_early, keep_all, recomputations
-from memfit.tape.ten_layers import as_in_the_slides, count_matmuls, least_matmuls, nearest_checkpoint, ten_layers
-from memfit.tape.trace import trace
 
 SEED = 0
 MOST_OPS_PLANNED = 3_000
@@ -63,7 +64,7 @@ each of the two, an exhaustive search over what to hold finds the optimum with o
 reorder ops, needs fewer still. *bound* is what is proven: by the search, by Revolve's theorem, or by the planner for any order."""
 
 IO_TEXT = """Bytes that attention moves between slow and fast memory, counted by the kernels, N = 512, d = 64, float32, blocks of B rows and columns.
-*formula* columns are computed from N, d, B alone (`memfit.tape.attention_io`) and equal the counts to the byte. Forward: standard
+*formula* columns are computed from N, d, B alone (`memfit.tape.examples.attention_traffic`) and equal the counts to the byte. Forward: standard
 2Nd + 2⌈N/B⌉Nd + 4N² elements, tiled 2Nd + 2⌈N/B⌉Nd + N."""
 
 RANDOM_TEXT = """Random programs (elementwise, softmax, matmul, slices, reductions, broadcasts; float32 and float64) with all their gradients, run in

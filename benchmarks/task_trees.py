@@ -17,10 +17,10 @@ import scipy.sparse as sparse
 from _results import provenance, write_results
 
 from memfit.tasks import as_tree, assembly_tree, best_postorder, harpoon, judge_order, liu_order, random_tree, schedule, tree_graph
-from memfit.tasks.front import PARALLEL, run_parallel
+from memfit.tasks.api import PARALLEL, run_parallel
 from memfit.tasks.judge import judge_parallel
 from memfit.tasks.model import TaskGraph
-from memfit.tasks.sequential import solve
+from memfit.tasks.sequential.solve import solve
 
 PACKAGES = ("numpy", "scipy", "numba", "pymetis", "cvxopt")
 DEBIAN_GRAPHS = Path("/usr/share/doc/libmetis-dev/examples/graphs")

@@ -18,10 +18,10 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 
 import memfit
 from benchmarks._results import provenance, write_results
+from memfit.capture.capture import capture
 from memfit.capture.inputs import Call
-from memfit.capture.step import capture
-from memfit.capture.variants import add_variants
 from memfit.core.errors import InfeasibleBudget, NoPlanFound
+from memfit.passes.variants.registry import add_variants
 from memfit.planning import plan
 from memfit.profile.roofline import roofline
 

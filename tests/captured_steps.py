@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from memfit.capture.capture import capture
 from memfit.capture.captured import Captured, Ref, Role
-from memfit.capture.compiler import Compiler
 from memfit.capture.inputs import Call
-from memfit.capture.regions import with_regions
-from memfit.capture.step import capture
+from memfit.passes.regions.compiler import Compiler
+from memfit.passes.regions.regions import with_regions
 
 
 def fine(model: nn.Module, x: torch.Tensor, y: torch.Tensor, compiler: Compiler) -> Captured:

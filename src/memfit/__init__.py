@@ -47,16 +47,17 @@ _HOME = {
     **dict.fromkeys(_CORE, "memfit.core"),
     **dict.fromkeys(("load", "loads", "save", "dumps"), "memfit.core.io"),
     "plan": "memfit.planning",
+    "pack": "memfit.offsets",
     "fit": "memfit.api",
     "estimate": "memfit.api",
     "frontier": "memfit.api",
     "register_backend": "memfit.backend",
     "Inputs": "memfit.capture.inputs",
-    "run_chain": "memfit.execute.chain",
-    "use_planned_arena": "memfit.execute.arena",
+    "run_chain": "memfit.chain.run.run",
+    "use_planned_arena": "memfit.runtime.arena.planned",
 }
 
-_ROOMS = ("chain", "tasks", "schedules")  # libraries of their own: memfit.tasks.assembly_tree(...)
+_ROOMS = ("chain", "tasks", "offsets", "schedules")  # libraries of their own: memfit.tasks.assembly_tree(...)
 
 __all__ = ["__version__", *_HOME]
 

@@ -15,21 +15,21 @@ from memfit.core.budget import Budget
 from memfit.core.errors import BadInput, Unsupported
 from memfit.core.plan import Plan
 from memfit.core.units import parse_bytes
-from memfit.execute.arena import installed
-from memfit.execute.fitted import FittedModule, fit_module
-from memfit.execute.recorded import cuda_graphs_for
-from memfit.execute.session import Ready
-from memfit.execute.stepper import Stepper
+from memfit.pipeline.prepare import load_plan, make_ready, smallest_budget, study, task_and_call
+from memfit.pipeline.task import Task
 from memfit.planning import plan as find_plan
-from memfit.planning.curve import curve, share_out, spread
-from memfit.prepare import load_plan, make_ready, smallest_budget, study, task_and_call
+from memfit.planning.frontier.monotone import curve, share_out, spread
 from memfit.profile.allocations import meter
 from memfit.profile.devices import device as find_device
 from memfit.profile.roofline import roofline
 from memfit.report.estimate import Estimate, summarize
 from memfit.report.frontier import Frontier, frontier_of
 from memfit.report.progress import Progress
-from memfit.task import Task
+from memfit.runtime.arena.planned import installed
+from memfit.runtime.autograd_step import Ready
+from memfit.runtime.closed_loop import Stepper
+from memfit.runtime.cuda_graphs import cuda_graphs_for
+from memfit.runtime.fitted import FittedModule, fit_module
 
 if TYPE_CHECKING:
     from memfit.planning import Planner

@@ -12,18 +12,18 @@ from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 import memfit
-from memfit.capture.attention_kernels import KERNELS, attention_backward_by, attention_by
+from memfit.capture.capture import capture
 from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call
-from memfit.capture.step import capture
-from memfit.capture.variants import add_variants
 from memfit.core.costs import uniform_costs
 from memfit.core.simulate import simulate
-from memfit.execute.codegen import generate
-from memfit.execute.session import Ready, Session, run
+from memfit.passes.variants.attention_kernels import KERNELS, attention_backward_by, attention_by
+from memfit.passes.variants.registry import add_variants
 from memfit.planning import plan
-from memfit.planning.sequence import schedule_from_ops
+from memfit.planning.model.to_schedule import schedule_from_ops
 from memfit.profile.measured import measured
+from memfit.runtime.autograd_step import Ready, Session, run
+from memfit.runtime.codegen import generate
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 _OPTIONAL = ("memfit.pack_bits", "memfit.narrow_indices", "memfit.norm_apply")

@@ -11,8 +11,8 @@ from tests.training import assert_trains_inside
 from torch import nn
 
 import memfit
-from memfit.capture import implementations as impl
 from memfit.core.errors import InfeasibleBudget
+from memfit.kernels import implementations as impl
 from memfit.profile.allocations import peaks_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -54,7 +54,7 @@ def test_gradients_and_bytes_of_a_tight_plan(layout: torch.memory_format, replay
     nn.functional.cross_entropy(plain(x), y).backward()
     kwargs: dict[str, Any] = {"loss_fn": nn.functional.cross_entropy, "example_targets": (y,), "engine": "inductor", "time_limit_s": 5}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("memfit.task.with_gradients_by_parts", lambda *_: None)
+        patch.setattr("memfit.pipeline.task.with_gradients_by_parts", lambda *_: None)
         with pytest.raises(InfeasibleBudget) as refusal:
             memfit.fit(copy.deepcopy(model), (x,), budget=2**20, **kwargs)
     assert refusal.value.minimum_bytes is not None

@@ -11,18 +11,18 @@ import torch
 from torch import nn
 
 import memfit
-from memfit.capture.convolution_forms import Choice, convolution_backward_by, convolution_by
-from memfit.capture.cudnn_algorithms import Algorithm, Convolution, CudnnError, Library, Pass, library, strides_of
+from memfit.capture.capture import capture
 from memfit.capture.inputs import Call
-from memfit.capture.step import capture
-from memfit.capture.variants import with_library_forms
 from memfit.core.costs import uniform_costs
-from memfit.execute.codegen import generate
-from memfit.execute.session import Ready, Session, run
+from memfit.kernels.cudnn import Algorithm, Convolution, CudnnError, Library, Pass, library, strides_of
+from memfit.passes.variants.convolution_algorithms import Choice, convolution_backward_by, convolution_by
+from memfit.passes.variants.registry import with_library_forms
 from memfit.planning import plan
-from memfit.planning.sequence import schedule_from_ops
+from memfit.planning.model.to_schedule import schedule_from_ops
 from memfit.profile.allocations import peaks_of
 from memfit.profile.measured import measured
+from memfit.runtime.autograd_step import Ready, Session, run
+from memfit.runtime.codegen import generate
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 aten = torch.ops.aten

@@ -7,10 +7,10 @@ import copy
 import pytest
 import torch
 from tests.captured_steps import assert_plain, regions, run
-from tests.unit.capture.test_pool_gradients import POOLS, network
+from tests.unit.passes.fx.test_max_pool_gradient import POOLS, network
 from torch import nn
 
-from memfit.execute.inductor import Inductor
+from memfit.compilers.inductor.compiler import Inductor
 from memfit.profile.allocations import peaks_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

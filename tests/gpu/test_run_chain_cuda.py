@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import memfit
-from memfit.execute.chain_setup import ChainCosts
+from memfit.chain.run.levels import ChainCosts
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -12,11 +12,12 @@ from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
 
 from memfit.capture.inputs import Call
-from memfit.capture.regions import regions_of
-from memfit.execute import inductor, writers
-from memfit.execute.inductor import Inductor
-from memfit.execute.writers import as_written
-from memfit.task import Task
+from memfit.compilers.inductor import code_writers as writers
+from memfit.compilers.inductor import compiler as inductor
+from memfit.compilers.inductor.code_writers import as_written
+from memfit.compilers.inductor.compiler import Inductor
+from memfit.passes.regions.regions import regions_of
+from memfit.pipeline.task import Task
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -11,10 +11,10 @@ from tests.training import needs_a_compiler
 from torch import nn
 
 import memfit
-from memfit.capture import implementations as impl
-from memfit.capture.concatenations import with_gradients_by_parts
 from memfit.core.errors import InfeasibleBudget
-from memfit.task import Task
+from memfit.kernels import implementations as impl
+from memfit.passes.step.concat_gradients import with_gradients_by_parts
+from memfit.pipeline.task import Task
 
 torch.set_num_threads(1)  # more threads wait for each other on a busy machine
 
@@ -81,7 +81,7 @@ def assert_runs(fitted: Any, model: nn.Module, x: torch.Tensor, y: torch.Tensor,
 def test_compiled_below_what_the_whole_gradient_needs() -> None:
     model, x, y = example()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("memfit.task.with_gradients_by_parts", lambda *_: None)
+        patch.setattr("memfit.pipeline.task.with_gradients_by_parts", lambda *_: None)
         whole = minimum(model, x, y, "inductor")
     budget = int(0.97 * whole)
     fitted = fit(model, x, y, budget, "inductor")

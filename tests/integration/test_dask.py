@@ -22,8 +22,8 @@ from distributed import Client, LocalCluster
 from tests.integration.dask_ledger import clear_ledger, combine, peak_of, read_ledger
 
 from memfit.core import BadInput, InfeasibleBudget, Unsupported
-from memfit.execute.dask import compute, measure, workload
 from memfit.tasks import schedule
+from memfit.tasks.dask.collections import compute, measure, workload
 
 
 def _connect(num_workers: int) -> Iterator[Client]:

@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional
 
 import memfit
-from memfit.capture.optimizer import SCALARS_BYTES
-from memfit.execute.stepper import Stepper
+from memfit.capture.lower.optimizer_bytes import SCALARS_BYTES
+from memfit.runtime.closed_loop import Stepper
 
 
 @pytest.mark.parametrize("make", [torch.optim.AdamW, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), torch.optim.Adagrad])

@@ -12,9 +12,9 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import memfit
+from memfit.compilers.inductor.compiler import Inductor
 from memfit.core.errors import BadInput, InfeasibleBudget, Unsupported
 from memfit.core.units import parse_bytes
-from memfit.execute.inductor import Inductor
 from memfit.profile.allocations import peaks_of
 
 pytestmark = needs_a_compiler
@@ -154,8 +154,8 @@ def test_what_cannot_be_is_refused_with_the_next_move() -> None:
 
 
 def test_a_piece_that_inductor_cannot_compile_runs_one_op_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memfit.capture import region
-    from memfit.execute import inductor
+    from memfit.compilers.inductor import compiler as inductor
+    from memfit.passes.regions import piece as region
 
     def refuse(module: Any, samples: Any) -> Any:
         raise RuntimeError("no kernels today")
@@ -174,7 +174,7 @@ def test_a_piece_that_inductor_cannot_compile_runs_one_op_at_a_time(monkeypatch:
 
 
 def test_auto_runs_a_saved_plan_on_the_engine_it_was_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memfit.task import Task
+    from memfit.pipeline.task import Task
 
     x, y = images()
     kwargs: dict[str, Any] = {"loss_fn": nn.functional.cross_entropy, "example_targets": (y,), "budget": "1GiB"}
@@ -189,7 +189,7 @@ def test_auto_runs_a_saved_plan_on_the_engine_it_was_made_for(monkeypatch: pytes
 
 
 def test_auto_runs_eagerly_what_cannot_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memfit.task import Task
+    from memfit.pipeline.task import Task
 
     def refuse(self: Inductor, module: Any) -> Any:
         raise Unsupported("no passes today")
@@ -203,9 +203,9 @@ def test_auto_runs_eagerly_what_cannot_be_compiled(monkeypatch: pytest.MonkeyPat
 
 
 def test_inductor_writes_over_an_input_without_another_buffer() -> None:
+    from memfit.capture.capture import capture
     from memfit.capture.inputs import Call
-    from memfit.capture.regions import with_regions
-    from memfit.capture.step import capture
+    from memfit.passes.regions.regions import with_regions
 
     x, y = images()
     fine = capture(

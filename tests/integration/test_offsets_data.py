@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from memfit.core.outcome import Status
-from memfit.planning.layout import pack, read_buffers
+from memfit.offsets import pack, read_buffers
 
 DATA = Path(__file__).parents[2] / "../shared/data/offsets"
 pytestmark = pytest.mark.skipif(not DATA.exists(), reason="the public instances are not here")

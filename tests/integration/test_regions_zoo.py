@@ -11,14 +11,14 @@ import torch
 from benchmarks.zoo import ZOO, make
 from torch import nn
 
+from memfit.capture.capture import capture
 from memfit.capture.inputs import Call, Inputs
-from memfit.capture.regions import with_regions
-from memfit.capture.step import capture
-from memfit.execute.codegen import generate
-from memfit.execute.inductor import Inductor
-from memfit.execute.session import Ready, Session, run
+from memfit.compilers.inductor.compiler import Inductor
+from memfit.passes.regions.regions import with_regions
 from memfit.planning import plan as find_plan
 from memfit.profile.roofline import roofline
+from memfit.runtime.autograd_step import Ready, Session, run
+from memfit.runtime.codegen import generate
 
 QUICK = {"unet", "llama"}
 NAMES = [n for n in ZOO if n != "diffusion_unet"]  # its time embedding is in 32 bits whatever the model is

@@ -18,7 +18,7 @@ PROGRAM = """
 import json, resource, sys, time
 import numpy as np
 import memfit
-from memfit.execute.chain_setup import ChainCosts
+from memfit.chain.run.levels import ChainCosts
 
 folder, pause, limit_at = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
 start = np.linspace(0.0, 1.0, 20_000)

@@ -11,13 +11,13 @@ from tests.training import needs_a_compiler
 from torch import nn
 
 import memfit
+from memfit.capture.capture import capture
 from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call
-from memfit.capture.sliced import Sliced
-from memfit.capture.sliced_blocks import with_sliced_blocks
-from memfit.capture.step import capture
 from memfit.core.errors import BadInput, InfeasibleBudget
-from memfit.task import Offers, Task
+from memfit.passes.slicing.slice_blocks import with_sliced_blocks
+from memfit.passes.slicing.sliced_call import Sliced
+from memfit.pipeline.task import Offers, Task
 
 torch.set_num_threads(1)  # more threads wait for each other on a busy machine
 ENGINES = ["eager", pytest.param("inductor", marks=needs_a_compiler)]
@@ -48,7 +48,7 @@ def old_minimum(model: nn.Module, x: torch.Tensor, y: torch.Tensor, engine: str)
     """What every other form of the step cannot go below, proven."""
     kwargs: dict[str, Any] = {"example_targets": (y,), "engine": engine, "time_limit_s": 4, **CROSS_ENTROPY}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("memfit.task.with_sliced_blocks", lambda *_, **__: iter(()))
+        patch.setattr("memfit.pipeline.task.with_sliced_blocks", lambda *_, **__: iter(()))
         with pytest.raises(InfeasibleBudget) as refusal:
             memfit.fit(copy.deepcopy(model), (x,), budget=1000, **kwargs)
     minimum = refusal.value.minimum_bytes
@@ -164,7 +164,7 @@ def test_not_offered_without_variants_nor_taken_where_the_step_fits() -> None:
 
 @needs_a_compiler
 def test_a_slow_plan_has_the_block_in_slices_beside_it_and_the_faster_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memfit import choice
+    from memfit.pipeline import choice
 
     tried: list[str] = []
     in_slices = Offers.in_slices

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
+from memfit.capture.capture import capture
 from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call
-from memfit.capture.sliced_blocks import with_sliced_blocks
-from memfit.capture.step import capture
+from memfit.compilers.inductor.compiler import Inductor
 from memfit.core.costs import uniform_costs
-from memfit.execute.codegen import generate
-from memfit.execute.inductor import Inductor
-from memfit.execute.session import Ready, Session, run
+from memfit.passes.slicing.slice_blocks import with_sliced_blocks
 from memfit.planning import plan as find_plan
+from memfit.runtime.autograd_step import Ready, Session, run
+from memfit.runtime.codegen import generate
 
 torch.set_num_threads(1)  # more threads wait for each other on a busy machine
 

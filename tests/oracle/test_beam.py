@@ -10,10 +10,10 @@ from tests.oracle.best_plan import best_time_ns
 from tests.strategies import PLAIN, Shape, random_costs, random_graph
 
 from memfit.planning import plan
-from memfit.planning.beam import beam, ways_of
-from memfit.planning.floor import find_floor
-from memfit.planning.model import Model, build_model
-from memfit.planning.replay import INVALID, peak_and_time
+from memfit.planning.annealing.beam import beam, ways_of
+from memfit.planning.model.fast_judge import INVALID, peak_and_time
+from memfit.planning.model.lower_bounds import find_floor
+from memfit.planning.model.reduce import Model, build_model
 
 SMALL = Shape(**{name: getattr(PLAIN, name) for name in PLAIN.__slots__ if name != "max_ops"}, max_ops=7)
 WIDE, ANY = 400, 2**60

@@ -13,10 +13,10 @@ from memfit.core.costs import Costs
 from memfit.core.graph import Graph
 from memfit.core.outcome import Status
 from memfit.planning import plan
-from memfit.planning.base import Problem
-from memfit.planning.dead_ends import explore_dead_ends
-from memfit.planning.replay import peak_and_time
-from memfit.planning.search import Search
+from memfit.planning.cuts.infeasibility import explore_dead_ends
+from memfit.planning.model.fast_judge import peak_and_time
+from memfit.planning.problem import Problem
+from memfit.planning.search.state import Search
 
 SMALL = Shape(**{name: getattr(PLAIN, name) for name in PLAIN.__slots__ if name != "max_ops"}, max_ops=7)
 VARIANTS = Shape(max_ops=6, max_size_bytes=20, views=False, inplace=False, once_only=False, alternatives=True)

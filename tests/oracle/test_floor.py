@@ -9,8 +9,8 @@ from tests.oracle.best_plan import best_time_ns
 from tests.oracle.test_planners_against_search import SMALL_FULL, SMALL_PLAIN, VARIANTS
 from tests.strategies import Shape, random_costs, random_graph, random_training_graph
 
-from memfit.planning.floor import find_floor
-from memfit.planning.model import build_model
+from memfit.planning.model.lower_bounds import find_floor
+from memfit.planning.model.reduce import build_model
 
 
 def _check(seed: int, shape: Shape | None) -> str | None:

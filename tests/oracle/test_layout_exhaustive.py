@@ -9,7 +9,7 @@ import pytest
 
 from memfit.core.outcome import Status
 from memfit.core.packing import Buffer, check_packing
-from memfit.planning.layout import pack
+from memfit.offsets import pack
 
 
 def least_height(buffers: list[Buffer]) -> int:

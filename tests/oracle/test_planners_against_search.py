@@ -11,10 +11,10 @@ from tests.strategies import PLAIN, Shape, random_costs, random_graph, random_tr
 from memfit.core.budget import Budget
 from memfit.core.outcome import Status
 from memfit.planning import plan
-from memfit.planning.base import Problem
-from memfit.planning.cut_lp import CutProgram
-from memfit.planning.floor import required_storages
-from memfit.planning.refine import Chain
+from memfit.planning.cuts.program import CutProgram
+from memfit.planning.cuts.refine import Chain
+from memfit.planning.model.lower_bounds import required_storages
+from memfit.planning.problem import Problem
 
 SMALL_FULL = Shape(max_ops=5, max_size_bytes=20, alternatives=True)
 INPLACE = Shape(max_ops=6, max_size_bytes=20, views=False, once_only=False, alternatives=True)

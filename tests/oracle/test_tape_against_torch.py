@@ -12,9 +12,10 @@ torch = pytest.importorskip("torch")
 from torch.nn import functional as F  # noqa: E402, N812
 
 from memfit import tape  # noqa: E402
-from memfit.tape import activations, conv, flash, gather, nets, norm, pool2d  # noqa: E402
 from memfit.tape.array import Tape  # noqa: E402
-from memfit.tape.views import concatenate, stack  # noqa: E402
+from memfit.tape.examples import nets  # noqa: E402
+from memfit.tape.ops import activations, conv, flash, gather, norm, pool2d  # noqa: E402
+from memfit.tape.ops.views import concatenate, stack  # noqa: E402
 
 LABELS = [1, 0, 4, 2]
 CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any], Sequence[tuple[int, ...]]]] = {

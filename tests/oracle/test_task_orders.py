@@ -28,7 +28,7 @@ from memfit.tasks import (
     task_graph,
 )
 from memfit.tasks.model import TaskGraph
-from memfit.tasks.series_parallel import series_parallel_order as sp_order
+from memfit.tasks.sequential.series_parallel import series_parallel_order as sp_order
 
 
 def _build(plain: Plain) -> TaskGraph:

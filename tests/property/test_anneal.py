@@ -11,15 +11,10 @@ from tests.strategies import PLAIN, Shape, random_costs, random_graph, random_tr
 from memfit.core.budget import Budget
 from memfit.core.costs import uniform_costs
 from memfit.core.graph import Graph, Op, Storage, Tensor
-from memfit.planning.anneal import anneal, first_place, last_place
-from memfit.planning.base import Problem
-from memfit.planning.crowd import explore_annealed
-from memfit.planning.model import Ints, Model, build_model
-from memfit.planning.push import CROWD, gather, push, push_back
-from memfit.planning.replay import INVALID, measure, peak_and_time, usage_of
-from memfit.planning.rerun import MOST, WHERE_IT_FITS, remake, strike, unmake, unstrike
-from memfit.planning.search import Search
-from memfit.planning.timeline import (
+from memfit.planning.annealing.anneal import anneal, first_place, last_place
+from memfit.planning.annealing.group_moves import CROWD, gather, push, push_back
+from memfit.planning.annealing.move_cost import clear, do_move, weigh_move, weigh_strike
+from memfit.planning.annealing.move_table import (
     BAD,
     CHANGE,
     COUNT,
@@ -36,7 +31,12 @@ from memfit.planning.timeline import (
     take_out,
     timeline,
 )
-from memfit.planning.weigh import clear, do_move, weigh_move, weigh_strike
+from memfit.planning.annealing.recompute_moves import MOST, WHERE_IT_FITS, remake, strike, unmake, unstrike
+from memfit.planning.annealing.runs import explore_annealed
+from memfit.planning.model.fast_judge import INVALID, measure, peak_and_time, usage_of
+from memfit.planning.model.reduce import Ints, Model, build_model
+from memfit.planning.problem import Problem
+from memfit.planning.search.state import Search
 
 SINGLE = Shape(max_ops=25, alternatives=False)
 GO = np.zeros(1, np.int64)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from tests.strategies import PLAIN, Shape, random_costs, random_graph, random_training_graph
 
-from memfit.planning.calm import calm, calmed
-from memfit.planning.model import Model, build_model
-from memfit.planning.precedence import precedence
-from memfit.planning.replay import INVALID, peak_and_time, usage_of
+from memfit.planning.model.fast_judge import INVALID, peak_and_time, usage_of
+from memfit.planning.model.precedence import precedence
+from memfit.planning.model.reduce import Model, build_model
+from memfit.planning.search.reorder import calm, calmed
 
 SINGLE = Shape(max_ops=25, alternatives=False)
 

@@ -11,7 +11,7 @@ from tests.training import NO_LIMIT, fixed_bytes, held_bytes, peak_bytes, same, 
 from torch import nn
 
 import memfit
-from memfit.capture.optimizer import SCALARS_BYTES
+from memfit.capture.lower.optimizer_bytes import SCALARS_BYTES
 
 FEW = settings(
     max_examples=3, phases=(Phase.explicit, Phase.generate), deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.strategies import FULL, random_case
 
-from memfit.planning.events import PTR, STORAGE, listed
-from memfit.planning.insertion import closure_before, effect, scratch_for, undone
-from memfit.planning.just_in_time import default_makers
-from memfit.planning.model import Arrays, Ints, build_model
-from memfit.planning.replay import INVALID, drop_dead, measure
+from memfit.planning.cuts.just_in_time import default_makers
+from memfit.planning.model.fast_judge import INVALID, drop_dead, measure
+from memfit.planning.model.reduce import Arrays, Ints, build_model
+from memfit.planning.search.event_table import PTR, STORAGE, listed
+from memfit.planning.search.insertion_kernel import closure_before, effect, scratch_for, undone
 
 
 def _over(a: Arrays, seq: Ints, limit: int) -> tuple[int, int, Ints]:

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.strategies import FULL, random_case
 
-from memfit.planning.model import build_model
-from memfit.planning.overwrite import NONE
-from memfit.planning.polish import kept_after, kept_after_judging
-from memfit.planning.replay import INVALID, peak_and_time
+from memfit.planning.model.fast_judge import INVALID, peak_and_time
+from memfit.planning.model.inplace_forms import NONE
+from memfit.planning.model.reduce import build_model
+from memfit.planning.search.drop_repeats import kept_after, kept_after_judging
 
 
 def _check(rng: Random) -> int:

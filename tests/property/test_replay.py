@@ -13,9 +13,9 @@ from tests.strategies import FULL, random_case
 from memfit.core.errors import IllegalSchedule
 from memfit.core.schedule import Compute
 from memfit.core.simulate import simulate
-from memfit.planning.model import Model, build_model
-from memfit.planning.replay import INVALID, drop_dead, peak_and_time
-from memfit.planning.sequence import schedule_of
+from memfit.planning.model.fast_judge import INVALID, drop_dead, peak_and_time
+from memfit.planning.model.reduce import Model, build_model
+from memfit.planning.model.to_schedule import schedule_of
 
 
 def _random_sequence(rng: Random, model: Model, computes: list[tuple[int, int]]) -> list[int]:

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from memfit import planning, tape
 from memfit.core import Budget, Status, simulate
-from memfit.tape import activations, elementwise, views
 from memfit.tape.array import Array, Tape
-from memfit.tape.broadcast import sum_over
-from memfit.tape.modes import Mode, planless_modes, planned_mode
+from memfit.tape.memory.modes import Mode, planless_modes, planned_mode
+from memfit.tape.memory.sharing_tags import share_tags
+from memfit.tape.ops import activations, elementwise, views
+from memfit.tape.ops.broadcast import sum_over
 from memfit.tape.program import Program
 from memfit.tape.schedules import drop_early, recompute_dropped
-from memfit.tape.share import share_tags
 
 UNARY: list[Callable[[Array], Array]] = [
     activations.relu, activations.tanh, activations.sigmoid, activations.softmax, elementwise.sin, lambda x: x * 0.5, lambda x: x**2,

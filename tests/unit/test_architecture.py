@@ -16,36 +16,39 @@ ROOMS = {
     "core": set(),
     "chain": {"core"},
     "tasks": {"core"},
-    "planning": {"core", "chain"},
-    "capture": {"core"},
-    "profile": {"core", "capture.captured"},
-    "execute": {"core", "capture.captured"},
+    "offsets": {"core", "planning.jit"},
+    "planning": {"core", "chain", "offsets"},
+    "capture": {"core", "passes", "kernels"},
+    "passes": {"core", "capture", "kernels"},
+    "kernels": {"core", "capture", "passes"},
+    "profile": {"core", "capture.captured", "kernels"},
+    "compilers": {"core", "capture.captured", "kernels.custom_ops", "passes.regions"},
+    "runtime": {"core", "capture.captured"},
     "tape": {"core"},
-    "shard": {"core", "capture", "execute"},
+    "shard": {"core", "capture", "runtime"},
     "report": {"core"},
 }
-EXTRA = {
-    "execute/chain.py": {"chain"},
-    "execute/dask.py": {"tasks"},
-    "execute/booked.py": {"tasks"},
-    "execute/inductor_memory.py": {"capture.ops"},  # it has code for them
-}
+EXTRA: dict[str, set[str]] = {}
 
 # room -> libraries beyond the standard one
 LIBRARIES = {
     "core": {"numpy"},
-    "chain": {"numpy", "scipy", "numba"},
+    "chain": {"numpy", "scipy", "numba", "torch", "rich"},
     "tasks": {"numpy", "scipy", "numba", "pymetis", "cvxopt"},
     "planning": {"numpy", "scipy", "numba"},
+    "offsets": {"numpy", "numba"},
     "capture": {"numpy", "torch"},
+    "passes": {"numpy", "torch"},
+    "kernels": {"numpy", "torch"},
     "profile": {"numpy", "torch", "rich"},
-    "execute": {"numpy", "torch", "rich"},
+    "compilers": {"numpy", "torch"},
+    "runtime": {"numpy", "torch", "rich"},
     "tape": {"numpy"},
     "shard": {"numpy", "torch"},
     "report": {"numpy", "rich", "jinja2", "matplotlib"},
 }
 LIBRARY_FILES = {"ortools": 1, "checkpoint_schedules": 1, "dask": 1, "distributed": 1}  # behind at most this many files in the house
-OPEN_ROOMS = {"cli", "schedules", "api.py", "backend.py", "choice.py", "prepare.py", "task.py", "__init__.py", "__main__.py"}
+OPEN_ROOMS = {"cli", "schedules", "pipeline", "api.py", "backend.py", "__init__.py", "__main__.py"}
 
 
 def _imports(path: Path) -> set[str]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from memfit.core.graph import Graph
     from memfit.core.plan import Layout, Plan
     from memfit.core.schedule import Schedule
-    from memfit.tape.demo import Demo
+    from memfit.tape.examples.demo import Demo
     from memfit.tape.program import Program
 
 DEFAULT_PICTURE = Path("out/memfit-demo.png")
@@ -97,7 +97,7 @@ def _parse_depths(text: str) -> tuple[int, ...]:
 
 def _run_numpy(depths: tuple[int, ...], steps: int) -> Demo:
     from memfit.report.progress import Progress
-    from memfit.tape.demo import run_demo
+    from memfit.tape.examples.demo import run_demo
 
     with Progress("demo") as progress:
         return run_demo(
@@ -107,7 +107,7 @@ def _run_numpy(depths: tuple[int, ...], steps: int) -> Demo:
 
 def _place(graph: Graph, schedule: Schedule, costs: Costs) -> Layout:
     """Planned offsets; NumPy wants float64 at multiples of 8."""
-    from memfit.planning.layout import layout_plan
+    from memfit.offsets import layout_plan
 
     return layout_plan(graph, schedule, costs, time_limit_s=0.0, alignment_bytes=8)  # greedy orders only
 
@@ -115,7 +115,7 @@ def _place(graph: Graph, schedule: Schedule, costs: Costs) -> Layout:
 def _sqrt(program: Program, depth: int) -> Plan:
     """Checkpointing with √n segments."""
     from memfit.planning import plan
-    from memfit.planning.sqrt_segments import SqrtSegments
+    from memfit.planning.baselines.sqrt_segments import SqrtSegments
 
     return plan(program.graph, program.costs, planner=SqrtSegments(num_segments=isqrt(depth))).require_plan()
 

@@ -58,7 +58,7 @@ def _parse_fractions(text: str) -> tuple[float, ...]:
 
 def _find(step: Step, num_points: int, fractions: tuple[float, ...] | None, planner: str, time_limit_s: float) -> Frontier:
     from memfit.planning import plan
-    from memfit.planning.curve import curve, share_out, spread
+    from memfit.planning.frontier.monotone import curve, share_out, spread
     from memfit.report.progress import Progress
 
     graph, costs = step.graph, step.costs

@@ -37,7 +37,7 @@ def command(
     began = time.monotonic()
     from rich.console import Console
 
-    from memfit.planning.layout import pack, read_buffers
+    from memfit.offsets import pack, read_buffers
 
     limit = None if capacity is None else parse_bytes(capacity, what="capacity")
     for path in (output, png):
@@ -64,7 +64,7 @@ def _left_s(limit_s: float, spent_s: float) -> float:
 
 
 def _write(packing: Packing, file: Path, output: Path | None, png: Path | None, *, force: bool) -> None:
-    from memfit.planning.layout.csv_file import write_offsets
+    from memfit.offsets.csv_file import write_offsets
 
     if output is not None:
         write_text(write_offsets(packing), output, force=force)

@@ -22,7 +22,7 @@ from memfit.core.plan import Timeline
 from memfit.core.units import format_bytes, format_ns, format_percent
 
 if TYPE_CHECKING:
-    from memfit.planning.base import Listener
+    from memfit.planning.problem import Listener
 
 
 def command(

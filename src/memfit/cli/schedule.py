@@ -38,8 +38,8 @@ def command(
     from rich.console import Console
 
     from memfit.core.errors import BadInput
-    from memfit.tasks.front import ALGORITHMS, schedule
-    from memfit.tasks.read import read_tasks
+    from memfit.tasks.api import ALGORITHMS, schedule
+    from memfit.tasks.trees.read import read_tasks
 
     if algorithm not in ALGORITHMS:
         raise BadInput(f"--algorithm {algorithm[:40]!r} is unknown: choose one of {', '.join(ALGORITHMS)}.")

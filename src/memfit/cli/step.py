@@ -70,7 +70,7 @@ def _study(name: str, device: str | None, optimizer: str, reserve: str) -> Step:
     from memfit.cli.training import load_training
 
     training = load_training(name, optimizer)
-    from memfit.prepare import study
+    from memfit.pipeline.prepare import study
 
     recipe = training.recipe
     studied = study(

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 import memfit
-from memfit.execute.session import source_bytes
-from memfit.prepare import smallest_budget
+from memfit.pipeline.prepare import smallest_budget
 from memfit.profile.allocations import peaks_of
 from memfit.report.timeline import Curve, Panel
+from memfit.runtime.autograd_step import source_bytes
 
 _SHARE = 0.5  # of the activation memory that the plain step takes
 

@@ -46,8 +46,8 @@ def write(folder: Path) -> None:
 def make(name: str, folder: Path) -> dict[str, Any]:
     import torch
 
+    from memfit.pipeline.prepare import study
     from memfit.planning import plan
-    from memfit.prepare import study
 
     model, inputs, loss_fn, targets = example(name)
     studied = study(model, inputs, loss_fn=loss_fn, example_targets=targets, device="cpu")

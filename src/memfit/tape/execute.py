@@ -19,7 +19,7 @@ from memfit.core.plan import Layout, Plan
 from memfit.core.schedule import Schedule
 from memfit.tape.array import Array
 from memfit.tape.lower import Drop, Forget, Instruction, Load, Lowered, Run, Save, Slot, lower
-from memfit.tape.memory import EMPTY, Arena, Fresh, Memory, check_fits, new_buffer
+from memfit.tape.memory.memories import EMPTY, Arena, Fresh, Memory, check_fits, new_buffer
 from memfit.tape.program import Program, compile_program
 from memfit.tape.schedules import drop_early
 from memfit.tape.spec import Data, rounded_bytes

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 
 from memfit.core.errors import BadInput, Unsupported
 from memfit.tape.array import Array, Node, Tape
-from memfit.tape.broadcast import reshape, sum_over
-from memfit.tape.elementwise import add, lift, multiply
-from memfit.tape.fill import ones_like, zeros_like
-from memfit.tape.views import get_item, stack
+from memfit.tape.ops.broadcast import reshape, sum_over
+from memfit.tape.ops.elementwise import add, lift, multiply
+from memfit.tape.ops.fill import ones_like, zeros_like
+from memfit.tape.ops.views import get_item, stack
 
 
 def gradients(y: Array, wrt: Sequence[Array] | None = None, *, seed: Array | None = None, zero_buffers: bool = False) -> tuple[Array, ...]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from memfit.core.errors import BadInput
+from memfit.tape.examples.nets import Net
 from memfit.tape.execute import evaluate
-from memfit.tape.modes import Mode
-from memfit.tape.nets import Net
+from memfit.tape.memory.modes import Mode
 from memfit.tape.spec import Data
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from memfit.tasks.liu import liu_order
 from memfit.tasks.model import Floats, Ints, TaskGraph
-from memfit.tasks.tree import joined
+from memfit.tasks.sequential.liu import liu_order
+from memfit.tasks.trees.tree import joined
 
 _CLOSURE_LIMIT = 2_000  # tasks up to which ancestors and descendants are kept as bit sets
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from memfit.core.errors import IllegalSchedule
 from memfit.core.units import format_bytes
-from memfit.tasks.kernel import kernel
 from memfit.tasks.model import Bools, Ints, TaskGraph
+from memfit.tasks.sequential.jit import kernel
 
 _SLACK = 1e-9  # of the makespan: sums of times that are not whole numbers differ by a hair from branch to branch
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memfit.core.errors import BadInput
-from memfit.tasks.kernel import kernel
+from memfit.tasks.sequential.jit import kernel
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

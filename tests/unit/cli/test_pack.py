@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from memfit.cli import app, main
 from memfit.cli.pack import _left_s
 from memfit.core.packing import check_packing
-from memfit.planning.layout import read_buffers
+from memfit.offsets import read_buffers
 
 GOOD = "id,lower,upper,size\na,0,4,8\nb,2,6,8\nc,4,8,8\n"
 

@@ -12,12 +12,12 @@ import torch
 from tests.training import CPU, batch, deep
 from torch import nn
 
+from memfit.capture.capture import capture
 from memfit.capture.captured import OpCall
-from memfit.capture.compiler import PlainOps
-from memfit.capture.fused_loss import FusedLoss
 from memfit.capture.inputs import Call
-from memfit.capture.step import capture
 from memfit.core.errors import BadInput
+from memfit.passes.regions.compiler import PlainOps
+from memfit.passes.step.fused_loss import FusedLoss
 from memfit.profile import measured as measured_module
 from memfit.profile.allocations import CpuMeter, peaks_of
 from memfit.profile.cache import Cache

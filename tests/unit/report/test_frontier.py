@@ -10,7 +10,7 @@ from tests.small import chain
 from memfit.core.costs import uniform_costs
 from memfit.core.errors import BadInput, InfeasibleBudget
 from memfit.planning import plan
-from memfit.planning.curve import curve
+from memfit.planning.frontier.monotone import curve
 from memfit.report.frontier import Frontier, FrontierPoint, Status, frontier_of
 
 

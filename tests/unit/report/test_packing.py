@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memfit.core.packing import Buffer
-from memfit.planning.layout import pack
+from memfit.offsets import pack
 from memfit.report.packing import packing_png
 
 

@@ -9,9 +9,10 @@ import pytest
 
 from memfit import tape
 from memfit.core.errors import BadInput, Unsupported
-from memfit.tape import activations, attention, conv, elementwise, flash, gather, linear, norm, pool2d, random, reduce, views
 from memfit.tape.array import Array, Tape
-from memfit.tape.broadcast import broadcast_to, copy, reshape, sum_over
+from memfit.tape.ops import activations, attention, conv, elementwise, flash, gather, linear, norm, pool2d, reduce, views
+from memfit.tape.ops import dropout as random
+from memfit.tape.ops.broadcast import broadcast_to, copy, reshape, sum_over
 
 Build = Callable[..., Array]
 POSITIVE = "positive"

@@ -10,7 +10,7 @@ import sys
 for name in ("torch", "matplotlib", "ortools"):
     sys.modules[name] = None          # importing it raises ImportError
 from memfit import planning, tape
-from memfit.tape import nets
+from memfit.tape.examples import nets
 net = nets.mlp(depth=8, width=4, batch=64)
 program = tape.compile_program([net.loss, *tape.gradients(net.loss, net.parameters)])
 full = planning.plan(program.graph, program.costs, planner="keep_all").require_plan()

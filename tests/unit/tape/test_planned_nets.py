@@ -8,12 +8,12 @@ import pytest
 from memfit import load, planning, save, tape
 from memfit.core import simulate
 from memfit.core.errors import BadInput
-from memfit.tape import nets
-from memfit.tape.measure import measure_costs
-from memfit.tape.modes import Mode, compare, planned_mode
+from memfit.tape.examples import nets
+from memfit.tape.memory.byte_trace import trace
+from memfit.tape.memory.measure import measure_costs
+from memfit.tape.memory.modes import Mode, compare, planned_mode
+from memfit.tape.memory.sharing_tags import share_tags
 from memfit.tape.schedules import drop_early
-from memfit.tape.share import share_tags
-from memfit.tape.trace import trace
 from memfit.tape.training import spirals, train
 
 

@@ -1,0 +1,1 @@
+"""A traced graph -> Captured: storages, ops and the calls that run them."""

@@ -1,0 +1,1 @@
+"""A model and a call -> one traced graph of forward and backward."""

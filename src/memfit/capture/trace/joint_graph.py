@@ -1,0 +1,237 @@
+"""Everything private to torch that capture needs: the joint forward+backward graph of a model, traced on fake tensors.
+
+The model's parameters and buffers are handed in as inputs (tied ones once), the call is traced with its backward, and the
+result is an fx graph over aten ops with a description on every input and output. Nothing is computed or allocated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._functorch import config as functorch_config
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from memfit.capture.inputs import Call
+from memfit.capture.trace.fixes import decompositions, faithful_recurrence
+from memfit.capture.trace.gpu_attention import GpuAttention
+from memfit.capture.trace.known_constants import KnownConstants
+from memfit.capture.trace.provenance import recording_where
+from memfit.core.errors import Unsupported
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joint:
+    """The traced step. `inputs`/`outputs` are torch's descriptors, in graph order."""
+
+    module: torch.fx.GraphModule
+    output_spec: pytree.TreeSpec
+    output_leaves: tuple[Any, ...]  # None where the graph gives a tensor, else the plain value
+    num_parameters: int
+    num_buffers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manner:
+    """How to trace: with its backward or an inference, with the attention of a GPU that is not here, into which ops."""
+
+    training: bool = True
+    gpu_attention: bool = False
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None  # None: ops as eager PyTorch runs them
+
+
+_ONE_AT_A_TIME = threading.RLock()  # torch's tracer patches itself globally
+
+
+def trace(
+    model: nn.Module,
+    call: Call,
+    *,
+    loss_fn: Callable[..., Any] | None = None,
+    num_targets: int = 0,
+    manner: Manner = Manner(),
+) -> Joint:
+    """Trace `model(call)`, or `loss_fn(model(inputs), *targets)` where the last `num_targets` positional arguments are targets."""
+    with _ONE_AT_A_TIME:
+        try:
+            return _trace_separate(model, call, loss_fn, num_targets, manner)
+        except _DataDependentError:
+            # Models ask torch.compiler.is_compiling() before they branch on values, and have another way then. Only on demand:
+            # the way without is the one the plain model takes, bit for bit.
+            with _compiling():
+                return _trace_separate(model, call, loss_fn, num_targets, manner)
+
+
+def _trace_separate(model: nn.Module, call: Call, loss_fn: Callable[..., Any] | None, num_targets: int, manner: Manner) -> Joint:
+    """Outputs that share memory with each other or with inputs are given their own, and the step is traced again."""
+    cloned: frozenset[int] = frozenset()
+    for _ in range(2):
+        step = _Step(model, call, loss_fn, num_targets, cloned)
+        joint, aliases = _export(model, step, manner)
+        if not aliases:
+            break
+        cloned = aliases
+    return joint
+
+
+class _DataDependentError(Unsupported):
+    """The trace met a branch or a shape that depends on tensor values."""
+
+
+@contextlib.contextmanager
+def _compiling() -> Iterator[None]:
+    """What torch.export tells models: that they are being traced."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+class _Step(nn.Module):
+    """Takes parameters and buffers as its own, so that each appears once however often the model ties it."""
+
+    def __init__(self, model: nn.Module, call: Call, loss_fn: Callable[..., Any] | None, num_targets: int, cloned: frozenset[int]) -> None:
+        super().__init__()
+        self._plain = (model, call, loss_fn, num_targets, cloned)  # in a tuple: not registered as a submodule
+        self._names: list[tuple[str, str]] = []
+        mode = _fake_mode(model, call)
+        self.tensors = tuple(_movable(t, mode) for t in call.tensors)
+        for i, (name, parameter) in enumerate(model.named_parameters()):
+            self.register_parameter(f"parameter_{i}", _movable(parameter, mode))
+            self._names.append((f"parameter_{i}", name))
+        for i, (name, buffer) in enumerate(model.named_buffers()):
+            self.register_buffer(f"buffer_{i}", _movable(buffer, mode))
+            self._names.append((f"buffer_{i}", name))
+        self.output_spec: pytree.TreeSpec | None = None
+        self.output_leaves: tuple[Any, ...] = ()
+
+    def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        model, call, loss_fn, num_targets, cloned = self._plain
+        args, kwargs = call.rebuild(tensors)
+        inputs, targets = (args[: len(args) - num_targets], args[len(args) - num_targets :]) if num_targets else (args, ())
+        state = {name: getattr(self, own) for own, name in self._names}
+        result = torch.func.functional_call(model, state, inputs, kwargs)
+        if loss_fn is not None:
+            result = loss_fn(result, *targets)
+        leaves, self.output_spec = pytree.tree_flatten(result)
+        self.output_leaves = tuple(None if isinstance(x, torch.Tensor) else x for x in leaves)
+        found = [x for x in leaves if isinstance(x, torch.Tensor)]
+        return [x.clone() if i in cloned else x for i, x in enumerate(found)]
+
+
+def _fake_mode(model: nn.Module, call: Call) -> FakeTensorMode:
+    """The mode of tensors that are fake already, so that all of the step shares it."""
+    for tensor in (*model.parameters(), *model.buffers(), *call.tensors):
+        if isinstance(tensor, FakeTensor):
+            return tensor.fake_mode
+    return FakeTensorMode()
+
+
+def _device(step: _Step) -> torch.device:
+    return next((t.device for t in (*step.parameters(), *step.buffers(), *step.tensors)), torch.device("cpu"))
+
+
+def _movable(tensor: torch.Tensor, mode: FakeTensorMode) -> Any:
+    """A tensor on the meta device becomes a fake one on the CPU, so that the ops traced are those of a real device."""
+    if tensor.device.type != "meta" or isinstance(tensor, FakeTensor):
+        return tensor
+    with mode:
+        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(fake, requires_grad=tensor.requires_grad)
+        return fake.requires_grad_(tensor.requires_grad) if tensor.requires_grad else fake
+
+
+def _export(model: nn.Module, step: _Step, manner: Manner) -> tuple[Joint, frozenset[int]]:
+    table = decompositions(_device(step)) if manner.decompositions is None else dict(manner.decompositions)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(manner.training))
+        stack.enter_context(_settings())
+        stack.enter_context(recording_where(model))
+        stack.enter_context(KnownConstants())
+        if manner.gpu_attention:
+            stack.enter_context(GpuAttention())
+        try:
+            exported = aot_export_joint_with_descriptors(stack, step, step.tensors, decompositions=table)
+        except Exception as error:
+            raise _refusal(error) from error
+    metadata = exported._aot_state.fw_metadata
+    aliases = frozenset(
+        i
+        for i, info in enumerate(metadata.output_info)
+        if info.requires_grad and info.output_type.name not in ("non_alias", "custom_function_view")
+    )
+    _check_mutations(metadata, step)
+    assert step.output_spec is not None
+    joint = Joint(
+        module=exported.graph_module,
+        output_spec=step.output_spec,
+        output_leaves=step.output_leaves,
+        num_parameters=len(exported.params_spec),
+        num_buffers=len(exported.buffers_spec),
+    )
+    return joint, aliases - step._plain[4]
+
+
+@contextlib.contextmanager
+def _settings() -> Iterator[None]:
+    """Backward outside autocast, as `loss.backward()` runs it; static shapes."""
+    patches: dict[str, Any] = {}
+    if hasattr(functorch_config, "backward_pass_autocast"):
+        patches["backward_pass_autocast"] = "off"
+    with functorch_config.patch(patches), faithful_recurrence():
+        yield
+
+
+def _check_mutations(metadata: Any, step: _Step) -> None:
+    num_state = len(step._names)
+    for position, info in enumerate(metadata.input_info):
+        if info.mutates_metadata:
+            raise Unsupported(
+                f"input {position - num_state} has its shape or strides changed in place: pass a copy, or change it outside the model."
+            )
+        if info.mutates_data and position >= num_state and info.requires_grad:
+            raise Unsupported(
+                f"input {position - num_state} requires a gradient and is overwritten in place: clone it inside the model first."
+            )
+
+
+def _refusal(error: Exception) -> Unsupported:
+    """Name the unsupported thing, and the way round it."""
+    text, kind = str(error), type(error).__name__
+    if (
+        "DataDependent" in kind
+        or "DynamicOutputShape" in kind
+        or "data-dependent" in text
+        or "GuardOnDataDependent" in kind
+        or "_local_scalar_dense" in text
+    ):
+        return _DataDependentError(
+            f"the model's control flow or shapes depend on tensor values ({_first_line(text)}), so one plan cannot serve every step: "
+            "use torch.where or fixed shapes, or fit the part of the model without it."
+        )
+    if (
+        "Cannot access data pointer" in text
+        or "non-Fake Tensor" in text
+        or "convert all Tensors to FakeTensors" in text
+        or "fake mode" in text.lower()
+    ):
+        return Unsupported(
+            f"the model uses a tensor that is neither a parameter, a buffer nor an input ({_first_line(text)}): register it with register_buffer."
+        )
+    return Unsupported(
+        f"the model could not be traced ({kind}: {_first_line(text)}): check that it runs on these inputs; fit a smaller part of it."
+    )
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0][:200] if text.strip() else "no message"

@@ -1,0 +1,84 @@
+"""Which module and which source line each op of a traced model comes from.
+
+While the model is traced, a torch-function mode looks at the Python stack at every torch call and writes
+"layers.11.mlp, model.py:42" into the meta that fx copies onto the nodes; backward nodes get it through the sequence
+number they share with their forward op.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.fx.traceback as fx_traceback
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+_TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
+_OWN_FOLDER = str(Path(__file__).parents[2]) + os.sep
+_KEY = "memfit_where"
+
+
+@contextmanager
+def recording_where(model: nn.Module) -> Iterator[None]:
+    """Trace inside this block and `where_of(node)` will know the origin of every node."""
+    names = {id(module): name for name, module in model.named_modules()}
+    stack: list[str] = []
+
+    def enter(module: nn.Module, args: Any) -> None:
+        stack.append(names.get(id(module), ""))
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        if stack:
+            stack.pop()
+
+    handles = (
+        nn.modules.module.register_module_forward_pre_hook(enter),
+        nn.modules.module.register_module_forward_hook(leave),
+    )
+    try:
+        with fx_traceback.preserve_node_meta(), _Recorder(stack):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        fx_traceback.current_meta.pop("custom", None)
+
+
+def where_of(node: torch.fx.Node) -> str:
+    return str((node.meta.get("custom") or {}).get(_KEY, ""))
+
+
+class _Recorder(TorchFunctionMode):
+    def __init__(self, modules: list[str]) -> None:
+        super().__init__()
+        self.modules = modules
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == "__get__":  # .shape and the like: most calls, and no op
+            return func(*args, **(kwargs or {}))
+        module = next((name for name in reversed(self.modules) if name), "")
+        line = _user_line()
+        fx_traceback.current_meta["custom"] = {_KEY: f"{module}, {line}" if module and line else module or line}
+        return func(*args, **(kwargs or {}))
+
+
+def _user_line() -> str:
+    """The innermost stack frame of the model's own code, as file:line; empty when only torch's code calls torch."""
+    frame = sys._getframe(2)
+    inside = False  # past the modes that sit on top of the call
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        ours = filename.startswith(_OWN_FOLDER)
+        if ours and inside:
+            return ""  # the caller of the model: nothing further out is the model's
+        inside = inside or not ours
+        if not ours and not filename.startswith((_TORCH_FOLDER, "<")):
+            return f"{os.path.basename(filename)}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""

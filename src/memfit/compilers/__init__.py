@@ -1,0 +1,1 @@
+"""Code generators, one adapter each."""

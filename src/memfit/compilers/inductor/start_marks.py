@@ -1,0 +1,37 @@
+"""Which steps were made ready here before: a mark beside the code that was compiled for them, in Inductor's folder, and gone with it.
+
+A step without a mark will take long to compile, so processes that help with it are woken while it is still being traced. A mark
+that is missing costs processor time, one that is wrong is found out by the pace (`writers.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from memfit.compilers.inductor.compiler import code_folder
+
+
+def mark_of(model: nn.Module, inputs: Sequence[torch.Tensor], about: Iterable[Any] = ()) -> Path:
+    """Where the mark of this model with inputs like these is. `about`: what else decides which code there is, versions for example."""
+    tensors = [_like(t) for t in (*model.parameters(), *model.buffers(), *inputs)]
+    autocast = [torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda")]
+    text = f"{torch.__version__} {list(about)} {model.training} {autocast} {tensors} {model!r}"
+    return code_folder() / "memfit_starts" / hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def leave_mark(mark: Path) -> None:
+    """A folder that cannot be written to is one that has nothing to find."""
+    with suppress(OSError):
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+
+
+def _like(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tuple(tensor.shape), tensor.stride(), str(tensor.dtype), tensor.device.type

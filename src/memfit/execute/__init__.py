@@ -1,1 +1,0 @@
-"""Captured + Plan -> something to call. The eager engine runs a plan as straight-line code over aten ops."""

@@ -1,0 +1,1 @@
+"""What memfit's own ops run."""

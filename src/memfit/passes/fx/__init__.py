@@ -1,0 +1,1 @@
+"""Rewrites of the traced FX graph, before it is lowered."""

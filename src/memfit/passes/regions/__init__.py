@@ -1,0 +1,1 @@
+"""Groups of ops that a compiler makes into one kernel or a few."""

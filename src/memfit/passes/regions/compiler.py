@@ -1,0 +1,55 @@
+"""What capture asks of a compiler of regions. The one that exists is Inductor, in `compilers/inductor/compiler.py`; without one ops run as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+Run = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
+"""A compiled piece: from a list of its inputs to its outputs."""
+
+
+class Compiles(Protocol):
+    """Turns a graph of ops into something that runs."""
+
+    def compile(self, module: torch.fx.GraphModule, samples: Sequence[torch.Tensor]) -> Run:
+        """What gives the outputs, with the strides they have in `module`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainOps:
+    """PyTorch's own kernels, one after another. Code that fx writes drops each value after its last reader."""
+
+    def compile(self, module: torch.fx.GraphModule, samples: Sequence[torch.Tensor]) -> Run:
+        def run(inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+            made: Sequence[torch.Tensor] = module(*inputs)
+            return made
+
+        return run
+
+
+class Compiler(Compiles, Protocol):
+    """Says how to trace for it, which ops it fuses, and compiles a piece of the step."""
+
+    def decompositions(self) -> Mapping[Any, Callable[..., Any]]:
+        """Ops to trace as something else."""
+        ...
+
+    def improve(self, module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        """The compiler's own passes over the whole traced step."""
+        ...
+
+    def fuses(self, target: Any) -> bool:
+        """Whether the compiler makes its own kernels for an op, so that neighbours share them."""
+        ...
+
+    def together(self) -> AbstractContextManager[Callable[[], bool]]:
+        """Around many calls of `compile`, whose results run only after: for doing the slow part of all of them at once.
+
+        Gives a function to call while waiting for something else; it says whether nothing is left to do."""
+        ...

@@ -1,0 +1,1 @@
+"""The widest block of a step, run slice by slice of the batch."""

@@ -1,0 +1,231 @@
+"""A part of a step that runs slice by slice of the batch, as one callable.
+
+    x  ──narrow──> slice 0 ─┐                       ┌─> place 0 ┐
+                   slice 1 ─┼─> compiled ops ─> ────┼─> place 1 ├─> y, whole
+                   slice 2 ─┘        │              └─> place 2 ┘
+                                     └─> added to the gradients of weights
+
+Whole are what is given and what is wanted; of everything in between one slice exists at a time. A slice's results are written where
+they belong by the code that makes them. All slices have one size, but for the last where the batch does not divide.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map
+
+from memfit.capture.captured import Captured, OpCall, Ref
+from memfit.passes.regions.compiler import Compiler, PlainOps
+from memfit.passes.regions.piece import Piece
+from memfit.passes.slicing.analysis import Batch
+from memfit.passes.slicing.find_blocks import Part
+from memfit.passes.slicing.states import SUMMED, UNIFORM, Rows, Split, State
+
+aten, prims = torch.ops.aten, torch.ops.prims
+_NARROW = (torch.float16, torch.bfloat16)  # too few digits to add many numbers in
+Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inside:
+    """For estimates: ops that run as kernels of their own, how many slices there are, bytes that one slice holds at most."""
+
+    captured: Captured
+    ops: tuple[int, ...]
+    num_slices: int
+    slice_bytes: int
+
+
+class Sliced:
+    """Called with whole tensors, gives whole tensors."""
+
+    def __init__(self, batch: Batch, part: Part, slice_size: int, compiler: Compiler | None) -> None:
+        states = batch.states
+        self._cuts = tuple(_split(states[t]) for t in part.inputs)
+        self._outputs = tuple((_layout(batch, t), _split(states[t])) for t in part.outputs)
+        whole, rest = divmod(batch.size, slice_size)
+        counts = (*[slice_size] * whole, *[rest] * (rest > 0))
+        known = {count: _piece(batch, part, count, compiler) for count in dict.fromkeys(counts)}
+        self._parts = tuple((count, known[count]) for count in counts)
+        self.pieces = tuple(known.values())
+        self.digest = hashlib.sha256(repr([(n, p.digest) for n, p in self._parts]).encode()).hexdigest()[:16]
+        self.__name__ = f"sliced_{self.digest}"
+        self.inside = _inside(batch, part, slice_size, len(counts), compiler)
+
+    @property
+    def is_compiled(self) -> bool:
+        return all(piece.is_compiled for piece in self.pieces)
+
+    def __call__(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
+        device = inputs[0].device
+        outputs = [_new(layout, cut, device) for layout, cut in self._outputs]
+        cuts = (*self._cuts, *(cut for _, cut in self._outputs))
+        start = 0
+        for count, piece in self._parts:
+            given = [_slice(x, cut, start, count) for x, cut in zip((*inputs, *outputs), cuts, strict=True)]
+            piece.compile()(given)
+            start += count
+        return [made.to(layout[2]) for made, (layout, _) in zip(outputs, self._outputs, strict=True)]
+
+
+def _split(state: State) -> Split | None:
+    return state if isinstance(state, Split) else None
+
+
+def _slice(x: torch.Tensor, cut: Split | None, start: int, count: int) -> torch.Tensor:
+    return x if cut is None else x.narrow(cut.dim, start * cut.rows, count * cut.rows)
+
+
+def _layout(batch: Batch, tensor: int) -> Layout:
+    sample = batch.captured.samples[tensor]
+    assert sample is not None
+    return tuple(sample.shape), sample.stride(), sample.dtype, sample.device
+
+
+def _adding_in(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in _NARROW else dtype
+
+
+def _new(layout: Layout, cut: Split | None, device: torch.device) -> torch.Tensor:
+    """Where slices are written, or added to."""
+    shape, strides, dtype, _ = layout
+    if cut is not None:
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    return torch.empty_strided(shape, strides, dtype=_adding_in(dtype), device=device).zero_()
+
+
+# -- the code of one slice ---------------------------------------------------------------------------------------------
+
+
+def _piece(batch: Batch, part: Part, count: int, compiler: Compiler | None) -> Piece:
+    module, layouts = _Writer(batch, part, count).module()
+    with torch.no_grad(), FakeTensorMode():
+        _Shapes(module).run(*_empty(layouts))
+    nodes = [(n.op, str(n.target), str(n.args), str(n.kwargs)) for n in module.graph.nodes]
+    digest = hashlib.sha256(repr((nodes, [str(layout) for layout in layouts])).encode()).hexdigest()[:16]
+    piece = Piece(digest, len(part.ops), compiler or PlainOps(), lambda: (module, _fake(layouts)))
+    if compiler is None:
+        piece.compile()
+    return piece
+
+
+class _Shapes(torch.fx.Interpreter):
+    """Goes through a slice's ops without computing: one that does not take a slice says so, and no result is stretched to its place."""
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        n.meta["val"] = super().run_node(n)
+        return n.meta["val"]
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is aten.copy_.default and (args[0].shape, args[0].dtype) != (args[1].shape, args[1].dtype):
+            raise RuntimeError(f"a slice makes {tuple(args[1].shape)} where {tuple(args[0].shape)} belong")
+        return super().call_function(target, args, kwargs)
+
+
+def _empty(layouts: Sequence[Layout]) -> list[torch.Tensor]:
+    return [torch.empty_strided(shape, strides, dtype=dtype, device=device) for shape, strides, dtype, device in layouts]
+
+
+def _fake(layouts: Sequence[Layout]) -> list[torch.Tensor]:
+    with FakeTensorMode():
+        return _empty(layouts)
+
+
+class _Writer:
+    """The ops of a part on a slice of so many samples, as an fx graph: inputs, then places for outputs, all written in place."""
+
+    def __init__(self, batch: Batch, part: Part, count: int) -> None:
+        self.batch, self.part, self.count = batch, part, count
+        self.calls, self.states = batch.captured.calls, batch.states
+        self.graph = torch.fx.Graph()
+        self.node_of: dict[Any, torch.fx.Node] = {}
+
+    def module(self) -> tuple[torch.fx.GraphModule, list[Layout]]:
+        for position, t in enumerate(self.part.inputs):
+            self.node_of[t] = self.graph.placeholder(f"x{position}")
+        places = [self.graph.placeholder(f"y{position}") for position in range(len(self.part.outputs))]
+        for op in self.part.ops:
+            if self.calls[op].target is not aten.full.default:
+                self._call(op, self.calls[op])
+        for t, place in zip(self.part.outputs, places, strict=True):
+            self._write(t, place)
+        self.graph.output(())
+        self.graph.eliminate_dead_code()
+        layouts = [*(self._layout(t) for t in self.part.inputs), *(self._layout(t, place=True) for t in self.part.outputs)]
+        return torch.fx.GraphModule(torch.nn.Module(), self.graph), layouts
+
+    def _layout(self, tensor: int, *, place: bool = False) -> Layout:
+        shape, strides, dtype, device = _layout(self.batch, tensor)
+        state = self.states[tensor]
+        if isinstance(state, Split):
+            shape = tuple(self.count * state.rows if d == state.dim else n for d, n in enumerate(shape))
+        return shape, strides, _adding_in(dtype) if place and state is SUMMED else dtype, device
+
+    def _call(self, op: int, call: OpCall) -> None:
+        answer = self.batch.answers[op]
+
+        def given(value: Any) -> Any:
+            if isinstance(value, Rows):
+                return value.each * self.count
+            if not isinstance(value, Ref):
+                return value
+            if self.states[value.tensor] is UNIFORM:
+                return self._constant(value.tensor, answer.takes[value.tensor])
+            return self.node_of[value.tensor]
+
+        args, kwargs = tree_map(given, (answer.args, dict(call.kwargs)))
+        assert call.target is not None
+        node = self.graph.call_function(call.target, args, kwargs)
+        for position, made in enumerate(call.outputs):
+            if made is not None:
+                self.node_of[made] = self.graph.call_function(operator.getitem, (node, position)) if call.unpack else node
+
+    def _constant(self, tensor: int, state: State) -> torch.fx.Node:
+        if (tensor, state) not in self.node_of:
+            call = self.calls[self.batch.captured.graph.producers[tensor][0]]
+            sizes = list(call.args[0])
+            if isinstance(state, Split):
+                sizes[state.dim] = self.count * state.rows
+            self.node_of[tensor, state] = self.graph.call_function(aten.full.default, (sizes, *call.args[1:]), dict(call.kwargs))
+        return self.node_of[tensor, state]
+
+    def _write(self, tensor: int, place: torch.fx.Node) -> None:
+        value, (_, _, dtype, _) = self.node_of[tensor], _layout(self.batch, tensor)
+        if self.states[tensor] is SUMMED:
+            if _adding_in(dtype) is not dtype:
+                value = self.graph.call_function(prims.convert_element_type.default, (value, _adding_in(dtype)))
+            value = self.graph.call_function(aten.add.Tensor, (place, value))
+        self.graph.call_function(aten.copy_.default, (place, value))
+
+
+# -- for estimates -----------------------------------------------------------------------------------------------------
+
+
+def _inside(batch: Batch, part: Part, slice_size: int, num_slices: int, compiler: Compiler | None) -> Inside:
+    """Values between ops that a compiler fuses do not exist."""
+    graph, own = batch.captured.graph, set(part.ops)
+    fused = {op for op in part.ops if compiler is not None and compiler.fuses(batch.captured.calls[op].target)}
+
+    def is_written(op: int) -> bool:
+        readers = {r for t in graph.ops[op].outputs for r in graph.readers[t] if r in own}
+        return op not in fused or not readers or bool(readers - fused)
+
+    written = [op for op in part.ops if is_written(op) and not all(graph.is_view(graph.ops[op], t) for t in graph.ops[op].outputs)]
+    outside = {graph.storage_of(t) for t in (*part.inputs, *part.outputs)}
+    made = {op: {graph.storage_of(t) for t in graph.ops[op].outputs} - outside for op in written}
+    ends = {graph.storage_of(t): op for op in part.ops for t in graph.ops[op].inputs}
+    held: set[int] = set()
+    peak_bytes = 0
+    for op in part.ops:
+        held |= made.get(op, set())
+        peak_bytes = max(peak_bytes, sum(graph.storages[s].size_bytes for s in held))
+        held -= {s for s in held if ends.get(s, op) == op}
+    slice_bytes = -(-peak_bytes * slice_size // batch.size)
+    return Inside(captured=batch.captured, ops=tuple(written), num_slices=num_slices, slice_bytes=slice_bytes)

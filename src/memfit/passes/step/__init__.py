@@ -1,0 +1,1 @@
+"""Rewrites of a whole captured step: its loss, the gradients of its concatenations."""

@@ -1,0 +1,194 @@
+"""Finds linear layer + log-softmax + negative log-likelihood, and does the whole in chunks: the logits never exist at once.
+
+    hidden, W ─> mm ─> (to fp32) ─> log_softmax ─> nll_loss ─> loss          forward
+    d hidden, d W <─ mm, mm <─ (to bf16) <─ log_softmax' <─ nll_loss' <─ tangent     backward
+
+Two ops replace the rows; they make the same tensors (loss and count; the gradients of W and hidden). For a language model
+with a large vocabulary the logits and their copies are most of the peak. The choice is all or nothing, so it is made between
+two captures rather than op by op.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from memfit.capture.captured import Captured, OpCall, Role
+from memfit.core.graph import Op
+from memfit.kernels import implementations as impl
+from memfit.passes.rewriter import Rewriter
+
+aten = torch.ops.aten
+_NUM_CHUNKS = 8
+_CASTS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The ops of one linear layer + cross entropy, forward and backward."""
+
+    linear: Op
+    loss: Op
+    weight_gradient: Op
+    hidden_gradient: Op
+    loss_backward: Op
+    dtype: torch.dtype
+    inside: set[int]  # the ops it stands for
+
+
+def with_chunked_loss(captured: Captured, *, least_fraction: float = 1 / 100) -> Captured | None:
+    """The same step with its large losses in chunks, or None where there is none."""
+    rewriter, heads = find_heads(captured, least_fraction=least_fraction)
+    for head in heads:
+        _replace(rewriter, head)
+    return rewriter.finish() if heads else None
+
+
+def find_heads(captured: Captured, *, least_fraction: float) -> tuple[Rewriter, list[Head]]:
+    """Losses whose logits are at least this fraction of the step's bytes, and a rewriter to replace them with."""
+    total = sum(s.size_bytes for s in captured.graph.storages)
+    rewriter = Rewriter(captured, least_bytes=max(1, int(total * least_fraction)))
+    found = (_find(rewriter, op) for op in _softmaxes(captured) if rewriter.is_large(op.outputs[0]))
+    return rewriter, [head for head in found if head is not None]
+
+
+def has_large_loss(captured: Captured, *, least_fraction: float = 1 / 200) -> bool:
+    """Whether looking for a loss worth doing in chunks can pay at all."""
+    total = sum(s.size_bytes for s in captured.graph.storages)
+    return any(captured.graph.size_of(op.outputs[0]) >= total * least_fraction for op in _softmaxes(captured))
+
+
+def _softmaxes(captured: Captured) -> list[Op]:
+    return [op for op in captured.graph.ops if captured.calls[op.id].target is aten._log_softmax.default]
+
+
+def _replace(rewriter: Rewriter, head: Head) -> None:
+    calls = rewriter.captured.calls
+    hidden, weight = calls[head.linear.id].args[:2]
+    target, _, reduction, ignore = calls[head.loss.id].args[1:5]
+    tangent, count = calls[head.loss_backward.id].args[0], calls[head.loss_backward.id].args[6]
+    rows = rewriter.sample(hidden.tensor).shape[0]
+    chunks = min(_NUM_CHUNKS, rows)
+    forward = OpCall(
+        target=partial(impl.chunked_loss, chunks),
+        args=(hidden, weight, target, reduction, ignore, head.dtype),
+        outputs=head.loss.outputs,
+        unpack=True,
+    )
+    rewriter.add_after(head.loss.id, "memfit.chunked_loss", (hidden.tensor, weight.tensor, target.tensor), head.loss.outputs, forward)
+    made = (head.weight_gradient.outputs[0], head.hidden_gradient.outputs[0])
+    backward = OpCall(
+        target=partial(impl.chunked_loss_backward, chunks),
+        args=(tangent, hidden, weight, target, count, reduction, ignore, head.dtype),
+        outputs=made,
+        unpack=True,
+    )
+    inputs = tuple(dict.fromkeys((tangent.tensor, hidden.tensor, weight.tensor, target.tensor, count.tensor)))
+    first = min(head.weight_gradient.id, head.hidden_gradient.id)
+    rewriter.add_after(first, "memfit.chunked_loss_backward", inputs, made, backward)
+    rewriter.remove(head.inside)
+
+
+def _find(rewriter: Rewriter, softmax: Op) -> Head | None:
+    """The pattern around one log-softmax, or None when anything else reads the logits. Any arrow may pass through a cast."""
+    calls = rewriter.captured.calls
+    pattern = _Pattern(rewriter)
+    if calls[softmax.id].args[1] not in (1, -1):
+        return None
+    pattern.add(softmax)
+    linear = pattern.before(softmax)
+    loss = pattern.after(softmax, aten.nll_loss_forward.default)
+    loss_backward = pattern.after(softmax, aten.nll_loss_backward.default)
+    change = pattern.after(loss_backward, aten._log_softmax_backward_data.default)
+    gradients = pattern.all_after(change, aten.mm.default)
+    if linear is None or loss is None or loss_backward is None or len(gradients) != 2 or calls[linear.id].target is not aten.mm.default:
+        return None
+    if calls[loss.id].args[2] is not None or not pattern.is_closed():
+        return None
+    by_weight = [g for g in gradients if _is_weight_gradient(rewriter, g, linear)]
+    if len(by_weight) != 1:
+        return None
+    by_hidden = gradients[0] if gradients[1] is by_weight[0] else gradients[1]
+    return Head(
+        linear=linear,
+        loss=loss,
+        weight_gradient=by_weight[0],
+        hidden_gradient=by_hidden,
+        loss_backward=loss_backward,
+        dtype=rewriter.sample(loss.outputs[0]).dtype,
+        inside=pattern.ops | pattern.views(),
+    )
+
+
+class _Pattern:
+    """Collects the ops of a pattern and the storages between them."""
+
+    def __init__(self, rewriter: Rewriter) -> None:
+        self.rewriter, self.graph, self.calls = rewriter, rewriter.graph, rewriter.captured.calls
+        self.ops: set[int] = set()
+        self.storages: set[int] = set()
+
+    def add(self, op: Op) -> None:
+        """An op whose output is read inside the pattern."""
+        self.ops.add(op.id)
+        self.storages.add(self.graph.storage_of(op.outputs[0]))
+
+    def before(self, op: Op) -> Op | None:
+        """The op that made this one's first input, through a cast."""
+        source = self.rewriter.maker_of(op.inputs[0])
+        if source is not None and self.calls[source.id].target in _CASTS:
+            self.add(source)
+            source = self.rewriter.maker_of(source.inputs[0])
+        if source is not None:
+            self.add(source)
+        return source
+
+    def after(self, op: Op | None, target: object) -> Op | None:
+        """The one op of this kind that reads an op's output, through a cast; the loss itself leaves the pattern."""
+        found = self.all_after(op, target)
+        if len(found) != 1:
+            return None
+        if target is not aten.nll_loss_forward.default:
+            self.add(found[0])
+        return found[0]
+
+    def all_after(self, op: Op | None, target: object) -> list[Op]:
+        if op is None:
+            return []
+        found = _readers(self.rewriter, op.outputs[0], target)
+        for cast in (c for kind in _CASTS for c in _readers(self.rewriter, op.outputs[0], kind)):
+            beyond = _readers(self.rewriter, cast.outputs[0], target)
+            if beyond:
+                self.add(cast)
+                found += beyond
+        self.ops |= {o.id for o in found}
+        return found
+
+    def views(self) -> set[int]:
+        readers = {r for s in self.storages for t in self.graph.tensors_of[s] for r in self.graph.readers[t]}
+        return readers - self.ops
+
+    def is_closed(self) -> bool:
+        """Whether nothing but the pattern and views reads what is inside, and none of it is kept."""
+        kept = {self.graph.storage_of(t) for t in (*self.graph.sources, *self.graph.results)}
+        return not (self.storages & kept) and all(self._is_view(r) for r in self.views())
+
+    def _is_view(self, reader: int) -> bool:
+        op = self.graph.ops[reader]
+        return self.calls[reader].role is Role.CALL and all(self.graph.is_view(op, t) for t in op.outputs)
+
+
+def _is_weight_gradient(rewriter: Rewriter, op: Op, linear: Op) -> bool:
+    """mm(transposed change, hidden): the one that reads hidden."""
+    hidden = rewriter.captured.calls[linear.id].args[0]
+    second = rewriter.captured.calls[op.id].args[1]
+    return rewriter.graph.storage_of(second.tensor) == rewriter.graph.storage_of(hidden.tensor)
+
+
+def _readers(rewriter: Rewriter, tensor: int, target: object) -> list[Op]:
+    """Ops of one kind that read the storage behind a tensor, through whatever views."""
+    graph = rewriter.graph
+    readers = {r for t in graph.tensors_of[graph.storage_of(tensor)] for r in graph.readers[t]}
+    return [graph.ops[r] for r in sorted(readers) if rewriter.captured.calls[r].target is target]

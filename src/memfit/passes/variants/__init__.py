@@ -1,0 +1,1 @@
+"""Other implementations of ops, offered to the planner."""

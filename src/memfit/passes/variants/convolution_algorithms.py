@@ -1,0 +1,286 @@
+"""Convolutions by workspace limit: the algorithm that cuDNN expects to be fastest with no more than so many bytes of its own.
+
+    limit      340 MiB   64 MiB   0
+    algorithm     7         6      1        fewer bytes, more time; PyTorch's own choice stays the first form
+
+Much of what PyTorch takes beside its tensors is no workspace of cuDNN's but a copy: the gradient of a concatenation comes back as
+parts of its channels, and PyTorch makes each part dense. cuDNN reads it where it lies, if told its strides (9.19 on the H200: in
+the contiguous layout; with channels last it lists no algorithm for such an operand).
+
+A limit holds for the whole op: in a backward, one for the gradient of the input and one for that of the weight are chosen
+together. Same mathematics, other order of sums (Winograd's and Fourier's algorithms are among them, as they are among those that
+PyTorch picks from), so this belongs to the variants that round otherwise. The idea is MONeT's (ICLR 2021).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+
+from memfit.capture.captured import OpCall
+from memfit.core.graph import Op, Variant
+from memfit.core.units import format_bytes
+from memfit.kernels.cudnn import Algorithm, Convolution, CudnnError, Pass, library, strides_of
+from memfit.passes.rewriter import Rewriter
+
+aten = torch.ops.aten
+_MOST_OFFERS = 2
+_T = TypeVar("_T")
+_LOADED_BYTES = 16
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """An algorithm for each pass that an op makes, and the strides its outputs are expected to have."""
+
+    convolution: Convolution
+    algorithms: tuple[tuple[Pass, Algorithm], ...]
+    strides: tuple[tuple[int, ...], ...]
+
+    @property
+    def workspace_bytes(self) -> int:
+        return max(a.workspace_bytes for _, a in self.algorithms)
+
+    @property
+    def name(self) -> str:
+        numbers = "+".join(str(a.number) for _, a in self.algorithms)
+        return f"algorithm {numbers} in {format_bytes(self.workspace_bytes)}" + (
+            " without a copy" if _has_strides(self.convolution) else ""
+        )
+
+
+def offer_algorithms(rewriter: Rewriter, op: Op, call: OpCall) -> None:
+    """At most two other algorithms for a convolution or its backward, with less and less workspace."""
+    if not any(rewriter.is_large(t) for t in (*op.inputs, *op.outputs)):
+        return
+    for choice in choices(rewriter, call):
+        target: Any = partial(convolution_backward_by if _is_backward(call) else convolution_by, choice)
+        rewriter.add_variant(op.id, Variant(name=choice.name, inputs=op.inputs, outputs=op.outputs), replace(call, target=target))
+
+
+def choices(rewriter: Rewriter, call: OpCall) -> list[Choice]:
+    """What is offered for one call; nothing where there is no cuDNN or it cannot say.
+
+    The first pick by limit is what PyTorch runs too (measured on the H200: the same bits), so it is offered only without a copy. One with
+    a workspace larger than all it works on is never offered.
+    """
+    convolution = described(rewriter, call) if library() is not None and torch.backends.cudnn.enabled else None
+    if convolution is None:
+        return []
+    picks = [(convolution, pick) for pick in _picks(rewriter, call, convolution)]
+    if not picks or not _has_strides(convolution):
+        dense = replace(convolution, input_strides=(), output_strides=())
+        picks = [(dense, pick) for pick in _picks(rewriter, call, dense)][1:]
+    picks = [(layer, pick) for layer, pick in picks if max(a.workspace_bytes for a in pick) <= layer.size_bytes]
+    strides = tuple(() if t is None else tuple(rewriter.sample(t).stride()) for t in call.outputs)
+    return [
+        Choice(convolution=layer, algorithms=tuple(zip(_passes(call), pick, strict=True)), strides=strides) for layer, pick in few(picks)
+    ]
+
+
+def _picks(rewriter: Rewriter, call: OpCall, convolution: Convolution) -> list[tuple[Algorithm, ...]]:
+    cudnn = library()
+    assert cudnn is not None
+    try:
+        lists = [_allowed(cudnn.algorithms(convolution, which)) for which in _passes(call)]
+    except CudnnError:
+        return []
+    return by_limit(lists, nothing_bytes=rewriter.least_bytes)
+
+
+def by_limit(lists: Sequence[Sequence[Algorithm]], *, nothing_bytes: int = 0) -> list[tuple[Algorithm, ...]]:
+    """The first algorithm of each list that keeps to a limit, for every limit that makes a difference, from the largest down.
+
+    The lists are in the order of expected speed, so each pick is slower than the one before and takes less. Workspaces up to
+    `nothing_bytes` are as good as none.
+    """
+    found: dict[tuple[Algorithm, ...], None] = {}
+    for limit in sorted({max(a.workspace_bytes, nothing_bytes) for listed in lists for a in listed}, reverse=True):
+        picked = tuple(next((a for a in listed if a.workspace_bytes <= limit), None) for listed in lists)
+        known = tuple(a for a in picked if a is not None)
+        if len(known) == len(lists):
+            found[known] = None
+    return list(found)
+
+
+def few(picks: list[_T]) -> list[_T]:
+    """The fastest, and the one that takes least."""
+    return picks if len(picks) <= _MOST_OFFERS else [picks[0], picks[-1]]
+
+
+def _allowed(algorithms: Sequence[Algorithm]) -> list[Algorithm]:
+    """Deterministic ones where that is asked for."""
+    strict = torch.are_deterministic_algorithms_enabled() or torch.backends.cudnn.deterministic
+    return [a for a in algorithms if a.deterministic or not strict]
+
+
+# -- what a call is ----------------------------------------------------------------------------------------------------
+
+
+def _is_backward(call: OpCall) -> bool:
+    return call.target is aten.convolution_backward.default
+
+
+def _passes(call: OpCall) -> tuple[Pass, ...]:
+    """What a call makes, in the order of its outputs."""
+    transposed = call.args[7 if _is_backward(call) else 6]
+    if not _is_backward(call):
+        return (Pass.DATA if transposed else Pass.FORWARD,)
+    wanted = call.args[10]
+    back = Pass.FORWARD if transposed else Pass.DATA
+    return (*((back,) if wanted[0] else ()), *((Pass.FILTER,) if wanted[1] else ()))
+
+
+def described(rewriter: Rewriter, call: OpCall) -> Convolution | None:
+    """The convolution behind a call, or None for one that cuDNN does not do or that this interface cannot name."""
+    backward = _is_backward(call)
+    stride, padding, dilation, transposed, _, groups = call.args[4:10] if backward else call.args[3:9]
+    near, weight, far = _samples(rewriter, call)
+    made = [rewriter.sample(t) for t in call.outputs[:2] if t is not None]
+    layout = _layout(made, [near, weight, far])
+    if not _passes(call) or layout is None or len({t.dtype for t in (near, weight, far)}) > 1 or near.device.type == "meta":
+        return None
+    big, small = (far, near) if transposed else (near, far)
+    spatial = near.dim() - 2
+    found = Convolution(
+        dtype=near.dtype,
+        channels_last=layout,
+        input=tuple(big.shape),
+        weight=tuple(weight.shape),
+        output=tuple(small.shape),
+        padding=_each(padding, spatial),
+        stride=_each(stride, spatial),
+        dilation=_each(dilation, spatial),
+        groups=groups,
+        tf32=torch.backends.cudnn.allow_tf32,
+        device=_device_number(near.device),
+        input_strides=_strides_of_part(big, layout),
+        output_strides=_strides_of_part(small, layout),
+    )
+    return found if found.is_supported else None
+
+
+def _has_strides(convolution: Convolution) -> bool:
+    return bool(convolution.input_strides or convolution.output_strides)
+
+
+def _strides_of_part(sample: torch.Tensor, channels_last: bool) -> tuple[int, ...]:
+    """The strides of some channels of a larger dense tensor; () of anything else. Kernels load 16 bytes at a time."""
+    strides, dense = tuple(sample.stride()), strides_of(sample.shape, channels_last=channels_last)
+    aligned = sample.storage_offset() * sample.element_size() % _LOADED_BYTES == 0
+    if channels_last:
+        pixel = strides[-1]
+        expected = strides_of((sample.shape[0], pixel, *sample.shape[2:]), channels_last=True)
+        is_part = pixel > sample.shape[1] and strides[1] == 1 and strides == expected
+        aligned = aligned and pixel * sample.element_size() % _LOADED_BYTES == 0
+    else:
+        is_part = strides[0] > dense[0] and strides[1:] == dense[1:]
+        aligned = aligned and strides[0] * sample.element_size() % _LOADED_BYTES == 0
+    return strides if is_part and aligned else ()
+
+
+def _samples(rewriter: Rewriter, call: OpCall) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(the layer's input, its weight, its output or the gradient of that)."""
+    if _is_backward(call):
+        gradient, x, weight = (rewriter.sample(a.tensor) for a in call.args[:3])
+        return x, weight, gradient
+    assert call.outputs[0] is not None
+    x, weight = (rewriter.sample(a.tensor) for a in call.args[:2])
+    return x, weight, rewriter.sample(call.outputs[0])
+
+
+def _device_number(device: torch.device) -> int:
+    if device.type != "cuda":
+        return -1
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def _each(values: Sequence[int], count: int) -> tuple[int, ...]:
+    return tuple(values) if len(values) == count else tuple(values) * count
+
+
+def _layout(made: Sequence[torch.Tensor], every: Sequence[torch.Tensor]) -> bool | None:
+    """Whether channels come last in everything made; where both can be said, as most of what is there says. None: neither."""
+    last = _FORMATS.get(every[0].dim())
+    formats = [f for f in (torch.contiguous_format, last) if f is not None and all(t.is_contiguous(memory_format=f) for t in made)]
+    if last is None or not formats:
+        return None
+    return max(formats, key=lambda f: sum(t.is_contiguous(memory_format=f) for t in every)) is last
+
+
+# -- running one -------------------------------------------------------------------------------------------------------
+
+
+def convolution_by(choice: Choice, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *settings: Any) -> torch.Tensor:
+    """aten.convolution with the chosen algorithm; PyTorch's own where cuDNN refuses."""
+    ((which, algorithm),) = choice.algorithms
+    shape = choice.convolution.input if which is Pass.DATA else choice.convolution.output
+    inputs = (weight, x) if which is Pass.DATA else (x, weight)
+    try:
+        result = _run(choice, which, algorithm, inputs, shape, choice.strides[0])
+    except CudnnError:
+        made: torch.Tensor = aten.convolution.default(x, weight, bias, *settings)
+        return made
+    return result if bias is None else result.add_(bias.view(1, -1, *(1,) * (x.dim() - 2)))
+
+
+def convolution_backward_by(
+    choice: Choice, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias_sizes: Any, *settings: Any
+) -> tuple[torch.Tensor | None, ...]:
+    """aten.convolution_backward with the chosen algorithms; PyTorch's own where cuDNN refuses."""
+    *_, wanted = settings
+    transposed = settings[3]
+    big, small = (gradient, x) if transposed else (x, gradient)
+    made: list[torch.Tensor | None] = [None, None, None]
+    try:
+        for which, algorithm in choice.algorithms:
+            if which is Pass.FILTER:
+                made[1] = _run(choice, which, algorithm, (big, small), choice.convolution.weight, choice.strides[1])
+            else:
+                inputs = (gradient, weight) if which is Pass.FORWARD else (weight, gradient)
+                made[0] = _run(choice, which, algorithm, inputs, tuple(x.shape), choice.strides[0])
+    except CudnnError:
+        plain: tuple[torch.Tensor | None, ...] = aten.convolution_backward.default(gradient, x, weight, bias_sizes, *settings)
+        return plain
+    if wanted[2]:
+        made[2] = gradient.sum((0, *range(2, gradient.dim())))
+    return tuple(made)
+
+
+def _run(
+    choice: Choice,
+    which: Pass,
+    algorithm: Algorithm,
+    inputs: tuple[torch.Tensor, torch.Tensor],
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+) -> torch.Tensor:
+    cudnn = library()
+    if cudnn is None:
+        raise CudnnError("there is no cuDNN here.")
+    expected = _operand_strides(choice.convolution, which)
+    first, second = (_as_expected(choice, t, s) for t, s in zip(inputs, expected, strict=True))
+    result = torch.empty_strided(shape, strides, dtype=first.dtype, device=first.device)
+    cudnn.run(choice.convolution, which, algorithm, first, second, result)
+    return result
+
+
+def _operand_strides(convolution: Convolution, which: Pass) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What is said of the two operands of a pass; () for dense."""
+    if which is Pass.FORWARD:
+        return convolution.input_strides, ()
+    return ((), convolution.output_strides) if which is Pass.DATA else (convolution.input_strides, convolution.output_strides)
+
+
+def _as_expected(choice: Choice, x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    if not strides:
+        return x.contiguous(memory_format=_FORMATS[x.dim()] if choice.convolution.channels_last else torch.contiguous_format)
+    if x.stride() != strides:
+        raise CudnnError(f"the operand has strides {x.stride()} instead of {strides}.")
+    return x

@@ -1,0 +1,1 @@
+"""Published and simple planners, one per file: what `auto` is measured against."""

@@ -1,0 +1,145 @@
+"""A proof that a budget is too small: going back from an op that must run, every way ends at values that cannot be there together.
+
+    {x, y} must be there     one of them was made last ─┬─ x, from a and b:  {a, b, y} were there before, and x beside them
+                                                        └─ y, from b and c:  {x, b, c} were there before, and y beside them
+                             and so on, back to nothing: then there is a way; or each set is over the budget: then there is none
+
+Whatever is there together at some moment, one of it was made last, and just before that its inputs were there beside the others. So an op can
+run within a budget exactly if some way back leads to nothing, however often things are made again (a pebble game, played from its end;
+Sethi 1975). The sets grow too many where there is room; where there is next to none few are left, and when none is, that is the proof: anybody
+can go through the same sets. `floor.py` looks one step back, this as many as it takes.
+
+A way that does lead to nothing is a plan, read backwards, where the op is the step's only result: not a fast one, but one to set out from.
+
+Values whose inputs are all in the set are left out at once: they can be made last, and what remains asks for less.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from time import perf_counter
+
+import numpy as np
+
+from memfit.core.units import format_bytes
+from memfit.planning.model.lower_bounds import working_sets
+from memfit.planning.model.reduce import Ints, Model
+from memfit.planning.search.state import Search
+
+_OPS = 60
+"""Ops that are gone back from: those that need most."""
+_SETS = 4000
+"""Sets looked at for one op before it is given up."""
+
+
+Step = tuple[int, tuple[int, ...]]
+"""A set of storages, and forms."""
+
+
+@dataclass(frozen=True)
+class _Game:
+    """The step as bit sets of storages; `runs[s]` has what each form that makes storage s reads, makes, and needs beside that."""
+
+    model: Model
+    limit: int
+
+    @cached_property
+    def runs(self) -> list[list[tuple[int, int, int, int]]]:
+        model = self.model
+        made = [() if model.arrays.source[s] else forms for s, forms in enumerate(model.producers)]
+        return [[(_bits(model.ins[f]), _bits(model.outs[f]), int(model.arrays.workspace[f]), f) for f in forms] for forms in made]
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [int(size) for size in self.model.arrays.size]
+
+    def held(self, there: int) -> int:
+        return int(self.model.arrays.base_bytes) + sum(self.sizes[s] for s in _members(there))
+
+    def settled(self, there: int, forms: tuple[int, ...] = ()) -> Step:
+        """Without what can be made last from the rest of it, and `forms` with those that make it, the last one first."""
+        waiting = _members(there)
+        while waiting:
+            for reads, makes, workspace, form in self.runs[waiting.pop()]:
+                if makes & there and not reads & ~there and self.held(there | makes) + workspace <= self.limit:
+                    there, forms = there & ~makes, (*forms, form)
+                    waiting = _members(there)
+        return there, forms
+
+    def before(self, there: int) -> list[Step]:
+        """The sets of which one was there before, and what ran since then, the smallest last; nothing over the limit."""
+        found = []
+        for s in _members(there):
+            for reads, makes, workspace, form in self.runs[s]:
+                if self.held(there | reads | makes) + workspace <= self.limit:
+                    found.append(self.settled((there & ~makes) | reads, (form,)))
+        return sorted(found, key=lambda step: self.held(step[0]), reverse=True)
+
+    def way_back(self, there: int, stop: float) -> tuple[int, Ints | None]:
+        """How many sets were looked at, and a sequence that makes `there` from nothing.
+
+        None where there is none, which is the proof; an empty one where nobody knows after so many sets or so long.
+        """
+        if self.held(there) > self.limit:
+            return 1, None
+        first, forms = self.settled(there)
+        came: dict[int, Step] = {first: (-1, forms)}
+        waiting = [first]
+        while waiting:
+            here = waiting.pop()
+            if not any(self.runs[s] for s in _members(here)):
+                return len(came), _played(came, here)
+            if len(came) > _SETS or perf_counter() > stop:
+                return len(came), np.empty(0, np.int64)
+            for step, since in self.before(here):
+                if step not in came:
+                    came[step] = (here, since)
+                    waiting.append(step)
+        return len(came), None
+
+
+def _played(came: dict[int, Step], here: int) -> Ints:
+    """What ran on the way to `here`, in the order in which it runs."""
+    forms: list[int] = []
+    while here >= 0:
+        here, since = came[here]
+        forms.extend(reversed(since))
+    return np.array(forms, np.int64)
+
+
+def explore_dead_ends(search: Search, *, seconds: float) -> None:
+    """Look for an op that cannot run within the budget; a way back from the only result is a plan instead."""
+    model, limit = search.problem.model, search.problem.limit_bytes
+    if search.settled or search.best is not None or model.partial or any(model.takes):
+        return
+    game, stop = _Game(model, limit), perf_counter() + seconds
+    demanding = [storage for _, storage in working_sets(model)]
+    results = [storage for storage in demanding if model.arrays.pinned[storage]]
+    for storage in (*(results if len(results) == 1 else ()), *demanding[:_OPS]):
+        forms = model.producers[storage]
+        if len(forms) != 1 or perf_counter() > stop:
+            continue
+        count, sequence = game.way_back(_bits((*model.ins[forms[0]], *model.outs[forms[0]])), stop)
+        if sequence is None:
+            search.proof = (
+                f"{format_bytes(limit)} ({limit} bytes) is too little for {model.describe(forms[0])}: going back from what it reads and makes, "
+                f"whichever value was made last, every way ends where more must be there together ({count} sets of values looked at)."
+            )
+            return
+        if set(model.agenda) <= set(map(int, sequence)):
+            search.mend(sequence, search.makers, "a way back")
+            return
+
+
+def _bits(storages: tuple[int, ...]) -> int:
+    return sum(1 << s for s in set(storages))
+
+
+def _members(there: int) -> list[int]:
+    found = []
+    while there:
+        low = there & -there
+        found.append(low.bit_length() - 1)
+        there ^= low
+    return found

@@ -1,0 +1,1 @@
+"""The best (peak, time) pairs of a graph."""

@@ -1,0 +1,96 @@
+"""The whole curve: the fastest plan at each of several budgets, monotone, each point warm-started from its neighbours.
+
+    time │ x
+         │   x            from the largest budget down: the last plan, mended for less, is one more seed
+         │      x  x      back up: a plan for less memory is a plan for more, so time never rises with the budget
+         │            x  x
+         └────────────────> budget
+
+Bounds travel too: what is proven for a budget holds for every smaller one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from memfit.core.budget import Budget
+from memfit.core.costs import Costs, uniform_costs
+from memfit.core.errors import BadInput
+from memfit.core.graph import Graph
+from memfit.core.outcome import Outcome
+from memfit.planning.cuts.planner import explore_cuts, outcome_of
+from memfit.planning.model.fast_judge import peak_and_time
+from memfit.planning.model.lower_bounds import find_floor
+from memfit.planning.model.reduce import Ints, Model, build_model
+from memfit.planning.problem import Problem
+from memfit.planning.search.improve import improve_until
+from memfit.planning.search.state import Search
+
+Point = tuple[Budget, Outcome]
+
+
+def frontier(
+    graph: Graph,
+    costs: Costs | None = None,
+    *,
+    budgets: Sequence[int] = (),
+    num_points: int = 12,
+    time_limit_s: float = 60.0,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Point, ...]:
+    """(budget, outcome) pairs by rising budget, from the proven minimum to keep-all unless `budgets` are given.
+
+    `time_limit_s` is for all points together; `progress` hears how many of them are done.
+    """
+    if num_points < 1 or not time_limit_s >= 0:
+        raise BadInput(f"a frontier of {num_points} points in {time_limit_s} s cannot be drawn: give at least 1 point and 0 s.")
+    costs = costs or uniform_costs(graph)
+    model = build_model(graph, costs)
+    limits = sorted(set(budgets)) or _spread(model, num_points)
+    searches: list[Search] = []
+    try:
+        for limit in reversed(limits):
+            searches.append(_plan_point(model, limit, time_limit_s / len(limits), searches[-1] if searches else None))
+            if progress is not None:
+                progress(len(searches), len(limits))
+    except KeyboardInterrupt:
+        if not searches:
+            raise
+    searches.reverse()
+    _carry_up(searches)
+    return tuple((s.problem.budget, outcome_of(s, "auto")) for s in searches)
+
+
+def _spread(model: Model, num_points: int) -> list[int]:
+    low = find_floor(model).bytes
+    high, _ = peak_and_time(model.arrays, np.array(model.agenda, np.int64))
+    return sorted({int(x) for x in np.linspace(low, max(low, high), num_points)})
+
+
+def _plan_point(model: Model, limit: int, seconds: float, larger: Search | None) -> Search:
+    problem = Problem(graph=model.graph, costs=model.costs, budget=Budget(device_bytes=limit), time_limit_s=seconds)
+    problem.__dict__["model"] = model  # the same graph at every point: built once
+    search = Search(problem)
+    if larger is not None:
+        search.raise_bound(larger.bound_ns)
+        start = _start_of(larger)
+        if start is not None and not search.proof:
+            search.mend(start, larger.makers, "the plan for more memory, mended")
+    if not search.settled and not search.good_enough:
+        explore_cuts(search, max_cuts=6, seconds=0.4 * seconds)
+        improve_until(search)
+    return search
+
+
+def _start_of(search: Search) -> Ints | None:
+    return search.best if search.best is not None else search.closest
+
+
+def _carry_up(searches: list[Search]) -> None:
+    """A plan for a smaller budget fits every larger one."""
+    for smaller, larger in pairwise(searches):
+        if smaller.best is not None:
+            larger.offer(smaller.best, "the plan for less memory")

@@ -1,0 +1,379 @@
+"""Runs a fitted model's steps: one plan per shape, a checked first step, and a closed loop on measured bytes.
+
+call -> key -> Ready (planned once) -> Session -> backward -> measured against predicted -> tighter plan on a miss
+                                    -> Replayed, if asked for, once the first steps went well
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from memfit.core.errors import BadInput, MemfitError, Unsupported
+from memfit.core.plan import Plan
+from memfit.core.units import format_bytes, format_percent
+from memfit.runtime.autograd_step import GradientSink, Ready, Session, Step, run, source_bytes
+from memfit.runtime.cuda_graphs import Recorder, Recording, Replayed
+from memfit.runtime.first_step_check import Verdict, compare
+
+_KNOWN_AFTER = 3  # steps: one recorded, one at planned offsets, one to see what outlived it
+_RESERVED_REPLANS = 2
+_OOM_REPLANS = 3
+_MOST_RECORDINGS = 4  # parameters that lie elsewhere at every step are not worth it
+
+
+class Meter(Protocol):
+    def start(self) -> None: ...
+
+    def stop(self) -> tuple[int, int]: ...
+
+
+class Prepare(Protocol):
+    """Capture, profile, plan and generate for one call; `tighter_by` bytes below the budget."""
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, accumulates: bool, tighter_by: int) -> Ready: ...
+
+
+@dataclass(slots=True)
+class _Shape:
+    """What is known about one shape: its plan, and how the first step went."""
+
+    ready: Ready
+    prepare: Callable[[int], Ready]
+    tighter_by: int = 0
+    measured_peak_bytes: int | None = None
+    verdict: Verdict | None = None
+    notes: list[str] = field(default_factory=list)
+    steps: int = 0
+    oom_replans: int = 0
+    reserved_replans: int = 0
+    recording: Recording | None = None
+    recordings_left: int = _MOST_RECORDINGS
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """The budget the user gave: the plan's own, and what was set aside from it."""
+        ready = self.ready
+        planned = ready.plan.budget.device_bytes
+        return None if planned is None else planned + self.tighter_by + ready.elsewhere_bytes + ready.margin_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Predicted against measured, for the latest shape."""
+
+    budget_bytes: int | None
+    predicted_peak_bytes: int
+    measured_peak_bytes: int | None
+    keep_all_peak_bytes: int
+    overhead_fraction: float
+    planner: str
+    num_shapes: int
+    check: str
+    notes: tuple[str, ...]
+    arena_bytes: int | None = None  # height of the planned arena, after `use_planned_arena` and two steps
+
+    def as_data(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def __str__(self) -> str:
+        measured = "not measured yet" if self.measured_peak_bytes is None else format_bytes(self.measured_peak_bytes)
+        budget = "no limit" if self.budget_bytes is None else format_bytes(self.budget_bytes)
+        lines = [
+            f"budget     {budget}",
+            f"predicted  {format_bytes(self.predicted_peak_bytes)} (without recomputation {format_bytes(self.keep_all_peak_bytes)})",
+            f"measured   {measured}",
+            f"recompute  {format_percent(self.overhead_fraction)} more op time, planner {self.planner}, {self.num_shapes} shape(s)",
+            f"check      {self.check}",
+        ]
+        if self.arena_bytes is not None:
+            lines.append(f"arena      {format_bytes(self.arena_bytes)} at planned offsets")
+        return "\n".join([*lines, *(f"note       {n}" for n in self.notes)])
+
+
+class Stepper:
+    """The state behind a fitted module."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        prepare: Prepare,
+        *,
+        loss_fn: Callable[..., Any] | None,
+        num_targets: int,
+        check: bool | str,
+        meter: Callable[[torch.device], Meter],
+        flatten: Callable[[tuple[Any, ...], dict[str, Any]], Any],
+        recorder: Callable[[Ready], Recorder] | None = None,
+    ) -> None:
+        self.model, self.prepare, self.loss_fn, self.num_targets, self.check = model, prepare, loss_fn, num_targets, check
+        self.meter, self.flatten, self.recorder = meter, flatten, recorder
+        self.plain_forward = type(model).forward
+        self.shapes: dict[Any, _Shape] = {}
+        self.latest: _Shape | None = None
+
+    # -- a step --------------------------------------------------------------------------------------------------
+
+    def step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One call of the fitted model. Without gradients the plain model runs: it holds no activations then."""
+        if not torch.is_grad_enabled() or not self._wants_gradients(args, kwargs):
+            return self.plain(args, kwargs)
+        try:
+            shape, sources = self.shape_of(args, kwargs)
+        except Unsupported:
+            self._raise_own_error(args, kwargs)
+            raise
+        self.latest = shape
+        if shape.steps == _KNOWN_AFTER:
+            self._hold_reserved(shape)
+        session = self._replayed(shape, sources) or self._called(shape, sources, args, kwargs)
+        shape.steps += 1
+        return run(session)
+
+    def _called(self, shape: _Shape, sources: tuple[torch.Tensor, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
+        session = Session(shape.ready, sources, trial=shape.steps == 0, replan=lambda ready: self._after_oom(shape, ready))
+        if session.trial:
+            shape.ready.make_room()
+            session.watch = Trial(self, shape, lambda: self.plain(args, kwargs))
+        return session
+
+    def _replayed(self, shape: _Shape, sources: tuple[torch.Tensor, ...]) -> Step | None:
+        """A step from the shape's recording, made now if it is time; None where it has none or the last replay's results are in use."""
+        if self.recorder is None or shape.steps <= _KNOWN_AFTER or shape.ready.captured.accumulates:
+            return None
+        if shape.recording is None or not shape.recording.serves(sources):
+            self._forget_recordings()
+            if not shape.recordings_left:
+                return None
+            shape.recordings_left -= 1
+            try:
+                shape.recording = Recording(shape.ready, sources, self.recorder(shape.ready))
+            except (RuntimeError, MemfitError) as error:
+                shape.recordings_left = 0
+                shape.notes.append(f"not replayed: {error}")
+                return None
+            shape.notes.append(str(shape.recording))
+        return Replayed(shape.recording, sources) if shape.recording.is_free else None
+
+    def _forget_recordings(self) -> None:
+        """Their pools go back: whatever runs next needs the memory."""
+        for shape in self.shapes.values():
+            shape.recording = None
+
+    def plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The plain model's result for this call, loss included."""
+        if self.loss_fn is None:
+            return self.plain_forward(self.model, *args, **kwargs)
+        self._check_targets(args)
+        cut = len(args) - self.num_targets
+        return self.loss_fn(self.plain_forward(self.model, *args[:cut], **kwargs), *args[cut:])
+
+    def _raise_own_error(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A call that the plain model refuses too (a wrong shape, say) gives the model's own error. Leaves no trace."""
+        before = [b.detach().clone() for b in self.model.buffers()]
+        with torch.random.fork_rng(), torch.no_grad():
+            try:
+                self.plain(args, kwargs)
+            finally:
+                for buffer, old in zip(self.model.buffers(), before, strict=True):
+                    buffer.data.copy_(old)
+
+    def shape_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Shape, tuple[torch.Tensor, ...]]:
+        """The plan for this call, made now if it is new, and the step's source tensors."""
+        self._check_targets(args)
+        call = self.flatten(args, kwargs)
+        parameters, buffers, training = _parts_of(self.model)
+        accumulates = any(p.grad is not None for p in parameters)
+        key = (call.key(), accumulates, training, _mode_of(parameters))
+        if key not in self.shapes:
+
+            def prepare(tighter_by: int) -> Ready:
+                return self.prepare(args, kwargs, accumulates=accumulates, tighter_by=tighter_by)
+
+            self._forget_recordings()
+            ready = prepare(0)
+            self.shapes[key] = _Shape(ready=ready, prepare=prepare, notes=[ready.note] if ready.note else [])
+        return self.shapes[key], (*parameters, *buffers, *call.tensors)
+
+    def _wants_gradients(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return any(p.requires_grad for p in self.model.parameters()) or any(t.requires_grad for t in self.flatten(args, kwargs).tensors)
+
+    def _check_targets(self, args: tuple[Any, ...]) -> None:
+        if self.loss_fn is not None and len(args) < self.num_targets:
+            raise BadInput(
+                f"{len(args)} positional arguments given: with loss_fn call fitted(*inputs, *targets) with {self.num_targets} targets last."
+            )
+
+    # -- the first step of a shape -----------------------------------------------------------------------------------
+
+    def finish_trial(
+        self, shape: _Shape, session: Session, tangents: tuple[torch.Tensor, ...], sink: GradientSink, plain: Callable[[], Any]
+    ) -> None:
+        if self._should_check(shape, sink):
+            inputs = (f"input {i}" for i in range(shape.ready.captured.convention.num_inputs))
+            names = (*(n for n, _ in self.model.named_parameters()), *(n for n, _ in self.model.named_buffers()), *inputs)
+            shape.verdict = compare(session, tangents, plain, names)
+            _raise_if_wrong(shape.verdict)
+
+    def _should_check(self, shape: _Shape, sink: GradientSink) -> bool:
+        """Where the plain model fits in the budget beside our gradients; never while gradients accumulate or have hooks."""
+        captured, budget = shape.ready.captured, shape.ready.plan.budget.device_bytes
+        parameters = list(self.model.parameters())
+        if self.check is False or captured.accumulates or any(p._backward_hooks for p in parameters):
+            return False
+        if any(i < len(parameters) for i in sink.returned):
+            return False
+        if captured.compiled and any(op.seeded for op in captured.graph.ops):
+            shape.notes.append("first step not checked against the plain model: compiled kernels draw other random numbers")
+            return False
+        if self.check == "always":
+            return True
+        gradient_bytes = sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
+        needed = shape.ready.keep_all_peak_bytes + gradient_bytes
+        fits = budget is None or needed <= budget
+        if not fits:
+            shape.notes.append(f"first step not checked against the plain model: that would take {format_bytes(needed)}")
+        return fits and (self.check is True or needed <= 2**30)
+
+    def settle(self, shape: _Shape, measured: int) -> None:
+        """Compare measured with planned; a miss above the budget re-plans tighter by as much."""
+        shape.measured_peak_bytes = measured
+        budget, predicted = shape.budget_bytes, shape.ready.plan.timeline.peak_bytes + shape.ready.elsewhere_bytes
+        if budget is not None and measured > budget:
+            over = measured - predicted
+            shape.notes.append(f"measured {format_bytes(measured)} against {format_bytes(predicted)} predicted: planned again, tighter")
+            self._tighten(shape, shape.tighter_by + over)
+
+    def _hold_reserved(self, shape: _Shape) -> None:
+        """In a planned arena the reserved bytes are known after some steps, and a miss above the budget re-plans tighter by as much."""
+        arena, budget = shape.ready.arena, shape.budget_bytes
+        if arena is None or budget is None or shape.reserved_replans >= _RESERVED_REPLANS:
+            return
+        reserved = arena.reserved_bytes()
+        if reserved > budget:
+            shape.reserved_replans += 1
+            shape.notes.append(f"reserved {format_bytes(reserved)} of a budget of {format_bytes(budget)}: planned again, tighter")
+            plan = shape.ready.plan
+            unused = (plan.budget.device_bytes or 0) - plan.timeline.peak_bytes  # else the same plan would be found again
+            self._tighten(shape, shape.tighter_by + max(unused, 0) + reserved - budget)
+
+    def _tighten(self, shape: _Shape, tighter_by: int) -> None:
+        try:
+            shape.ready = shape.prepare(tighter_by)
+        except MemfitError as error:
+            shape.notes.append(f"no tighter plan: {error}")
+            return
+        shape.tighter_by = tighter_by
+        shape.steps, shape.recording = 0, None  # the next step is a trial again
+
+    def _after_oom(self, shape: _Shape, ready: Ready) -> Ready | None:
+        """A tighter plan after an out-of-memory error, a few times per shape: torch's allocator may be in pieces as well as short."""
+        if shape.oom_replans >= _OOM_REPLANS:
+            return None
+        shape.oom_replans += 1
+        peak, fixed = ready.plan.timeline.peak_bytes, source_bytes(ready.captured)
+        budget = ready.plan.budget.device_bytes
+        wanted = fixed + (peak - fixed) * 3 // 4
+        shape.notes.append(f"out of memory at a planned peak of {format_bytes(peak)}: planned again for {format_bytes(wanted)}")
+        self._tighten(shape, (budget if budget is not None else peak) - wanted + shape.tighter_by)
+        return shape.ready if shape.ready is not ready else None
+
+    # -- what users ask ------------------------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> Plan:
+        return self._current().ready.plan
+
+    def _current(self) -> _Shape:
+        assert self.latest is not None
+        return self.latest
+
+    def report(self) -> Report:
+        shape = self._current()
+        plan = shape.ready.plan
+        base, elsewhere = shape.ready.base_time_ns, shape.ready.elsewhere_bytes
+        return Report(
+            budget_bytes=shape.budget_bytes,
+            predicted_peak_bytes=plan.timeline.peak_bytes + elsewhere,
+            measured_peak_bytes=shape.measured_peak_bytes,
+            keep_all_peak_bytes=shape.ready.keep_all_peak_bytes,
+            overhead_fraction=(plan.timeline.compute_time_ns - base) / base if base else 0.0,
+            planner=plan.planner,
+            num_shapes=len(self.shapes),
+            check=shape.verdict.sentence() if shape.verdict else "not run",
+            notes=tuple(shape.notes),
+            arena_bytes=shape.ready.arena.height_bytes if shape.ready.arena is not None else None,
+        )
+
+
+class Trial:
+    """Watches the first step of a shape: measures its peak, then has it compared with the plain model."""
+
+    def __init__(self, stepper: Stepper, shape: _Shape, plain: Callable[[], Any]) -> None:
+        self.stepper, self.shape, self.plain = stepper, shape, plain
+        self.device = shape.ready.captured.device
+        self.left = 0
+        self.peak: int | None = None
+        self.held_before = source_bytes(shape.ready.captured) + shape.ready.elsewhere_bytes
+        if self.device.type == "cuda":  # whatever else the process holds counts against the budget too
+            self.held_before = max(self.held_before, torch.cuda.memory_allocated(self.device))
+
+    def forward(self) -> AbstractContextManager[None]:
+        return self._measured()
+
+    def backward(self) -> AbstractContextManager[None]:
+        return self._measured()
+
+    @contextmanager
+    def _measured(self) -> Iterator[None]:
+        if torch._C._autograd._profiler_enabled():  # the user's own profiler is running: leave it alone
+            yield
+            return
+        meter = self.stepper.meter(self.device)
+        meter.start()
+        try:
+            yield
+        finally:
+            left, peak = meter.stop()
+            self.peak = max(self.peak or 0, self.left + peak)
+            self.left += left
+
+    def done(self, session: Session, tangents: tuple[torch.Tensor, ...], sink: GradientSink) -> None:
+        if self.peak is not None:
+            self.stepper.settle(self.shape, self.held_before + self.peak)
+        self.stepper.finish_trial(self.shape, session, tangents, sink, self.plain)
+        session.outputs, session.old_buffers, session.watch = [], {}, None
+
+
+def _raise_if_wrong(verdict: Verdict) -> None:
+    if not verdict.acceptable:
+        raise MemfitError(
+            f"the planned step differs from the plain model by {verdict.worst_fraction:.1e} at {verdict.where}, the plain model from itself by "
+            f"{verdict.noise_fraction:.1e}: the gradients of this step are wrong. Please report the model; check=False runs without this check."
+        )
+
+
+def _parts_of(model: nn.Module) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...], tuple[bool, ...]]:
+    """Parameters, buffers and training flags as the module's own iterators give them, in one walk: it is done at every step."""
+    parameters: dict[int, torch.Tensor] = {}
+    buffers: dict[int, torch.Tensor] = {}
+    training: list[bool] = []
+    for module in model.modules():
+        training.append(module.training)
+        for found, tensors in ((parameters, module._parameters), (buffers, module._buffers)):
+            for tensor in tensors.values():
+                if tensor is not None:
+                    found.setdefault(id(tensor), tensor)
+    return tuple(parameters.values()), tuple(buffers.values()), tuple(training)
+
+
+def _mode_of(parameters: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+    """What besides shapes and training flags changes the traced step: frozen parameters, autocast."""
+    device = parameters[0].device.type if parameters else "cpu"
+    autocast = (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+    return (tuple(p.requires_grad for p in parameters), autocast)

@@ -1,0 +1,53 @@
+"""The model the user gets back: the same class, parameters, buffers and names, with a planned forward.
+
+The fitted module shares the plain model's `__dict__`, so everything that looks at a module sees the original: state_dict
+keys, train() and eval(), `model.config`, isinstance. Only `forward` is another.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+from torch import nn
+
+from memfit.core.plan import Plan
+from memfit.runtime.closed_loop import Report, Stepper  # at run time too: HuggingFace evaluates the annotations of its subclasses
+
+
+class FittedModule(nn.Module):
+    """What `memfit.fit` adds to a model."""
+
+    _memfit: Stepper
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the latest shape: schedule, timeline, planner, budget."""
+        return self._memfit.plan
+
+    def report(self) -> Report:
+        """What was planned and what was measured, as text (`str`) or data (`.as_data()`)."""
+        return self._memfit.report()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy (an EMA of the weights, say) is a plain model: a plan belongs to one set of parameters."""
+        return copy.deepcopy(self._memfit.model, memo)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a fitted model cannot be pickled: save fitted.state_dict() and fit again, with plan= to skip planning.")
+
+
+def fit_module(model: nn.Module, stepper: Stepper) -> FittedModule:
+    """A twin of `model` whose forward is the stepper's, with the plain forward's signature for tools that inspect it."""
+    kind = type(model)
+
+    @functools.wraps(kind.forward)
+    def forward(self: FittedModule, *args: Any, **kwargs: Any) -> Any:
+        return self._memfit.step(args, kwargs)
+
+    body = {"_memfit": stepper, "forward": forward, "__doc__": kind.__doc__, "__module__": kind.__module__}
+    twin: Any = type(f"Fitted{kind.__name__}", (FittedModule, kind), body)
+    fitted: FittedModule = twin.__new__(twin)
+    object.__setattr__(fitted, "__dict__", model.__dict__)
+    return fitted

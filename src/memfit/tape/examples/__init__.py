@@ -1,0 +1,1 @@
+"""Networks and exercises on the tape."""

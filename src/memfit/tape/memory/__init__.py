@@ -1,0 +1,1 @@
+"""Where the bytes of a program's buffers come from, and how many there are."""

@@ -1,0 +1,1 @@
+"""What a tape can record, one family of operations per file."""

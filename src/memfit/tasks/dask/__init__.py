@@ -1,0 +1,1 @@
+"""Task graphs on Dask workers inside a memory bound (extra `dask`)."""

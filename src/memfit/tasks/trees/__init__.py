@@ -1,0 +1,1 @@
+"""Where task graphs come from: trees, generators, sparse matrices, files."""
