@@ -37,12 +37,13 @@ from benchmarks.replays import recorded
 def planned(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str, args: argparse.Namespace) -> Rows:
     """memfit at several budgets. Tracing, compiling and measuring happen once, and are timed as the cold start."""
     from memfit.capture.inputs import Call
+    from memfit.compilers.inductor import helper_processes
     from memfit.core.budget import Budget
     from memfit.core.errors import MemfitError
     from memfit.core.schedule import Offload
     from memfit.pipeline.choice import FormSearch, PlanSettings
     from memfit.pipeline.prepare import allocator_slack
-    from memfit.pipeline.task import Task, ending_writers
+    from memfit.pipeline.task import Task
     from memfit.planning import plan as find_plan
     from memfit.report.progress import Progress
     from memfit.runtime.autograd_step import Ready, Session, run
@@ -56,7 +57,7 @@ def planned(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str
     task = Task(model=model, loss_fn=peer.loss, num_targets=len(targets), engine="inductor")
     call = Call.flatten((*inputs, *targets), {})
     forms = _Forms(task)
-    with ending_writers():
+    with helper_processes():
         yield from _starts(peer, task, call, device, forms, args)
     offers = list(forms.measured)
     if args.keep:
@@ -80,7 +81,7 @@ def planned(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str
         limit = Budget(device_bytes=budget - allocator_slack(offers[0][0], budget) - tighter_by - aside_bytes)
         settings = PlanSettings(time_limit_s=args.plan_seconds, compare_all=True, offload=name.endswith("offload"))
         try:
-            with torch.autocast(device, torch.bfloat16, enabled=peer.autocast), ending_writers(), Progress("plan") as progress:
+            with torch.autocast(device, torch.bfloat16, enabled=peer.autocast), helper_processes(), Progress("plan") as progress:
                 search = FormSearch(task=forms, forms=forms, budget=limit, settings=settings, progress=progress)  # type: ignore[arg-type]
                 captured, costs, plan = search.best(offers, whole)
         except MemfitError as error:
@@ -146,11 +147,11 @@ class _Forms:
         return again
 
     def costed(self, form: Any, progress: Any) -> Any:
+        from memfit.compilers.inductor import compile_pieces
         from memfit.passes.regions.regions import regions_of
-        from memfit.pipeline.task import compile_regions
 
         if id(form) not in self._known:
-            compile_regions(regions_of(form), progress)
+            compile_pieces(regions_of(form), progress.update)
             with gpu():
                 self._known[id(form)] = self._task.costed(form, progress)
             self.measured.append(self._known[id(form)])
@@ -162,9 +163,9 @@ class _Forms:
 
 def _starts(peer: Peer, task: Any, call: Any, device: str, forms: _Forms, args: argparse.Namespace) -> Rows:
     """Makes the usual forms; a row for the cold start, and one for a warm start with everything in the caches."""
+    from memfit.compilers.inductor import compile_pieces
     from memfit.passes.regions import piece as region
     from memfit.passes.regions.regions import regions_of
-    from memfit.pipeline.task import compile_regions
     from memfit.report.progress import Progress
 
     for what in ("memfit ready", "memfit ready again")[: 1 if args.once else 2]:
@@ -182,7 +183,7 @@ def _starts(peer: Peer, task: Any, call: Any, device: str, forms: _Forms, args: 
                 stages["choices"].append(sum(len(op.variants) + op.name.startswith(("again", "apart")) for op in captured.graph.ops))
                 mark = time.perf_counter()
                 if what == "memfit ready":
-                    compile_regions(regions_of(captured), progress)
+                    compile_pieces(regions_of(captured), progress.update)
                 stages["compile_s"].append(time.perf_counter() - mark)
                 mark = time.perf_counter()
                 with gpu():

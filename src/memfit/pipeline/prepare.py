@@ -16,6 +16,7 @@ from torch import nn
 from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call, Inputs
 from memfit.capture.lower.storages import granularity_of, round_up
+from memfit.compilers.inductor import compile_pieces, helper_processes
 from memfit.core.budget import Budget
 from memfit.core.costs import Costs
 from memfit.core.errors import BadInput, InfeasibleBudget, Unsupported
@@ -27,7 +28,7 @@ from memfit.core.simulate import simulate
 from memfit.core.units import format_bytes, parse_bytes
 from memfit.offsets import tight_layout
 from memfit.pipeline.choice import FormSearch, PlanSettings
-from memfit.pipeline.task import Task, compile_regions, ending_writers
+from memfit.pipeline.task import Task
 from memfit.planning import plan as find_plan
 from memfit.planning.jit.warm_up import start_compiling
 from memfit.profile.cache import default_folder
@@ -68,7 +69,7 @@ def make_ready(
         return replace(ready, note=f"runs on the eager engine: {error}")
 
 
-@ending_writers()
+@helper_processes()
 def _make_ready(
     task: Task,
     call: Call,
@@ -111,7 +112,7 @@ def _make_ready(
                 captured, costs, chosen = search.best(every, whole)
             except InfeasibleBudget as refusal:
                 raise _counting_all(refusal, given, beside_bytes) from None
-        compile_regions((captured.call(s.op, s.variant).target for s in chosen.schedule.computes), progress)
+        compile_pieces((captured.call(s.op, s.variant).target for s in chosen.schedule.computes), progress.update)
         task.leave_mark(call)
         return Ready(
             captured=captured,

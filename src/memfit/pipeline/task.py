@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -17,9 +16,7 @@ from memfit import __version__
 from memfit.capture.capture import Traced, traced
 from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call
-from memfit.compilers.inductor.code_writers import as_written, end_writers, wake_writers
-from memfit.compilers.inductor.compiler import Inductor
-from memfit.compilers.inductor.start_marks import leave_mark, mark_of
+from memfit.compilers.inductor import Inductor, compile_pieces, leave_mark, mark_of, wake_writers
 from memfit.core.costs import Costs
 from memfit.passes.regions.compiler import Compiler
 from memfit.passes.regions.drop_dominated import without_dominated
@@ -130,7 +127,7 @@ class Task:
             return roofline(captured, self.device)
         if any(p.device.type == "meta" for p in self.model.parameters()):
             return roofline(captured, "cpu")
-        return measured(captured, progress=progress.update, build=lambda targets, calls: compile_regions(targets, progress, calls))
+        return measured(captured, progress=progress.update, build=lambda targets, calls: compile_pieces(targets, progress.update, calls))
 
 
 class Offers(Iterator[Captured]):
@@ -192,33 +189,3 @@ class Offers(Iterator[Captured]):
 
 def _in_regions(fine: Captured) -> Captured:
     return with_regions(with_library_forms(with_gradients_by_parts(fine, Inductor()) or fine), Inductor())
-
-
-def compile_regions(targets: Iterable[Any], progress: Progress, others: Iterator[None] = iter(())) -> None:
-    """Compile the pieces of those that have any and are not compiled yet, all together. `others`: something to do, bit by bit, while processes
-    that write and build are waited for."""
-    pieces = (piece for t in targets for piece in getattr(t, "pieces", ()))
-    regions = list({piece.digest: piece for piece in pieces if not piece.is_compiled}.values())
-    if regions:
-        with Inductor().together() as settle:
-
-            def meanwhile() -> None:
-                settle()
-                next(others, None)
-
-            for position, region in enumerate(as_written(regions, meanwhile)):
-                progress.update("compiling regions", position, len(regions))
-                region.compile()
-            progress.update("building kernels")
-            for _ in others:
-                if settle():
-                    break
-
-
-@contextmanager
-def ending_writers() -> Iterator[None]:
-    """Around making a step ready: processes that helped are not needed after, however it ends."""
-    try:
-        yield
-    finally:
-        end_writers()

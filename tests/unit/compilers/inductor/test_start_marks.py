@@ -11,9 +11,10 @@ from torch._inductor.utils import fresh_cache
 
 import memfit.pipeline.task
 from memfit.capture.inputs import Call
+from memfit.compilers.inductor import compile_all, helper_processes
 from memfit.compilers.inductor.compiler import code_folder
 from memfit.compilers.inductor.start_marks import leave_mark, mark_of
-from memfit.pipeline.task import Task, ending_writers
+from memfit.pipeline.task import Task
 
 
 def net(width: int = 4) -> nn.Module:
@@ -60,13 +61,13 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path: Path) -> None:
 def test_writers_are_woken_for_what_was_never_compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
     woken, ended = list[torch.device](), list[int]()
     monkeypatch.setattr(memfit.pipeline.task, "wake_writers", woken.append)
-    monkeypatch.setattr(memfit.pipeline.task, "end_writers", lambda: ended.append(1))
+    monkeypatch.setattr(compile_all, "end_writers", lambda: ended.append(1))
     call = Call.flatten((torch.randn(2, 3),), {})
     with fresh_cache():
         cold = Task(model=net(), engine="inductor")
         next(cold.offers(call))
         assert woken == [torch.device("cpu")]
-        with pytest.raises(ValueError, match="stop"), ending_writers():
+        with pytest.raises(ValueError, match="stop"), helper_processes():
             raise ValueError("stop")
         assert ended == [1]
         cold.leave_mark(call)
