@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 
-from _results import provenance, write_results
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "src")]
 
+from benchmarks.lib.results import provenance, write_results
 from memfit.core.costs import Costs, Level, uniform_costs
 from memfit.core.graph import Graph, Op, Storage, Tensor
 from memfit.core.schedule import Compute, Free, Offload, Reload, Schedule, Step

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from math import isqrt
+from pathlib import Path
 from typing import Any
 
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "src")]
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy loads: threads that wait for busy cores would be what is timed
 
 import numpy as np
-from _results import FOLDER, HARDWARE, MONTH, provenance, write_results
 
+from benchmarks.lib.results import FOLDER, HARDWARE, MONTH, provenance, write_results
 from memfit import planning, tape
 from memfit.chain.revolve import num_forwards
 from memfit.core.costs import Costs

@@ -64,7 +64,7 @@ def test_a_real_trainer_runs(capsys: pytest.CaptureFixture[str], monkeypatch: py
     if any(importlib.util.find_spec(name) is None for name in ("torch", "transformers", "accelerate")):
         pytest.skip("needs torch, transformers and accelerate")
     import torch
-    from benchmarks.torchvision_ops import declare_missing_ops
+    from benchmarks.models.torchvision_ops import declare_missing_ops
 
     torch.set_num_threads(1)
     declare_missing_ops()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.torchvision_ops import declare_missing_ops
+from benchmarks.models.torchvision_ops import declare_missing_ops
 from tests.training import NO_LIMIT, batch, deep, fit_tight, peak_bytes, recomputes, same, train, twin
 from torch import nn
 from torch.nn import functional

@@ -1,10 +1,10 @@
-"""Every model of the zoo trains exactly at two thirds of its activation bytes. Minutes: see benchmarks/model_matrix.py for the figures."""
+"""Every model of the zoo trains exactly at two thirds of its activation bytes. Minutes: see `benchmarks/eager.py zoo` for the figures."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from benchmarks.zoo import ZOO, make
+from benchmarks.models.zoo import ZOO, make
 from tests.training import fit_tight, same, train, twin
 
 import memfit

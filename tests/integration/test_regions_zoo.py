@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.zoo import ZOO, make
+from benchmarks.models.zoo import ZOO, make
 from torch import nn
 
 from memfit.capture.capture import capture

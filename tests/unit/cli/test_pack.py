@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks.offset_instances import cut_anywhere
+from benchmarks.models.offset_instances import cut_anywhere
 from typer.testing import CliRunner
 
 from memfit.cli import app, main

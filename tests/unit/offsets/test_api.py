@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from benchmarks.offset_instances import cut_anywhere, cut_evenly
+from benchmarks.models.offset_instances import cut_anywhere, cut_evenly
 
 from memfit.core.errors import BadInput
 from memfit.core.outcome import Status

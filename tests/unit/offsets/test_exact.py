@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from benchmarks.offset_instances import cut_anywhere
+from benchmarks.models.offset_instances import cut_anywhere
 
 from memfit.core.packing import Buffer, check_packing
 from memfit.offsets.exact import Rule, Verdict, start_search

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from benchmarks.offset_instances import Instance, cut_anywhere, cut_in_layers, dropped
+from benchmarks.models.offset_instances import Instance, cut_anywhere, cut_in_layers, dropped
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from benchmarks.offset_instances import Instance, cut_anywhere, cut_evenly
+from benchmarks.models.offset_instances import Instance, cut_anywhere, cut_evenly
 
 from memfit.core.packing import check_packing
 from memfit.offsets.exact import Verdict, start_search

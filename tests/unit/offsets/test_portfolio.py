@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from benchmarks.offset_instances import cut_anywhere
+from benchmarks.models.offset_instances import cut_anywhere
 
 from memfit.offsets import cp_sat as cpsat
 from memfit.offsets import portfolio

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.zoo import ZOO, make
+from benchmarks.models.zoo import ZOO, make
 from tests.training import batch, deep
 from torch import nn
 

@@ -1,0 +1,19 @@
+"""The eager engine: on a GPU against eager PyTorch and checkpointing, reserved memory, and every model of the zoo on a CPU."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "src")]
+
+from benchmarks.lib.theme import run_theme
+
+MEASUREMENTS = {
+    "peers": "eager.peers",
+    "reserved": "eager.reserved",
+    "zoo": "eager.zoo",
+}
+
+if __name__ == "__main__":
+    run_theme(__doc__, MEASUREMENTS)
