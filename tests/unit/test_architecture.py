@@ -94,4 +94,4 @@ def test_libraries_stay_in_their_rooms(path: Path) -> None:
 @pytest.mark.parametrize("library", LIBRARY_FILES)
 def test_special_libraries_sit_behind_few_files(library: str) -> None:
     users = [p.name for p in FILES if library in _libraries(p)]
-    assert len(users) <= LIBRARY_FILES[library] + (library == "ortools") * 2, f"{library} is used in {users}"
+    assert len(users) <= LIBRARY_FILES[library], f"{library} is used in {users}"

@@ -9,11 +9,12 @@ sizes differ widely. Everything works without it.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
+from memfit.core import cp_sat
+from memfit.core.outcome import Status
 from memfit.offsets.exact import Verdict
 from memfit.offsets.problem import Ints, Problem
 
@@ -22,29 +23,24 @@ _MAX_BUFFERS = 1_000  # beyond, building its model takes longer than it is worth
 
 
 def is_available(problem: Problem) -> bool:
-    return problem.num_buffers <= _MAX_BUFFERS and find_spec("ortools") is not None
+    return problem.num_buffers <= _MAX_BUFFERS and cp_sat.is_installed()
 
 
 class Racer:
     """One run that can be stopped from another thread."""
 
     def __init__(self) -> None:
-        self._solver: Any = None
-        self._stopped = False
+        self._solver = cp_sat.Solver()
 
     def stop(self) -> None:
-        self._stopped = True
-        if self._solver is not None:
-            self._solver.stop_search()
+        self._solver.stop()
 
     def run(self, problem: Problem, capacity: int, time_limit_s: float, seed: int) -> tuple[Verdict, Ints | None]:
         """Search until found, refuted, out of time or stopped."""
-        from ortools.sat.python import cp_model
-
         unit = int(
             np.gcd.reduce(np.concatenate([problem.size, problem.fixed[problem.fixed > 0], problem.alignment[problem.alignment > 1]]))
         )
-        model = cp_model.CpModel()
+        model = cp_sat.new_model("this search for offsets")
         limit = capacity // unit
         starts = [self._start(model, problem, k, unit, limit) for k in range(problem.num_buffers)]
         if any(start is None for start in starts):
@@ -52,16 +48,10 @@ class Racer:
         lives = [model.new_fixed_size_interval_var(int(a), int(b - a), "") for a, b in zip(problem.start, problem.stop, strict=True)]
         boxes = [model.new_fixed_size_interval_var(s, int(z) // unit, "") for s, z in zip(starts, problem.size, strict=True)]
         model.add_no_overlap_2d(lives, boxes)
-        self._solver = cp_model.CpSolver()
-        self._solver.parameters.num_workers = _NUM_WORKERS
-        self._solver.parameters.random_seed = seed
-        self._solver.parameters.max_time_in_seconds = time_limit_s
-        if self._stopped:
-            return Verdict.OPEN, None
-        status = self._solver.solve(model)
-        if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        status = self._solver.solve(model, time_limit_s=time_limit_s, workers=_NUM_WORKERS, seed=seed)
+        if status in (Status.OPTIMAL, Status.FEASIBLE):
             return Verdict.PACKED, np.array([self._solver.value(s) * unit for s in starts], np.int64)
-        return (Verdict.IMPOSSIBLE if status == cp_model.INFEASIBLE else Verdict.OPEN), None
+        return (Verdict.IMPOSSIBLE if status is Status.INFEASIBLE else Verdict.OPEN), None
 
     @staticmethod
     def _start(model: Any, problem: Problem, k: int, unit: int, limit: int) -> Any:

@@ -4,7 +4,7 @@
     cumulative(sizes) <= budget;  every read of u by v falls into an interval of u;  minimise the time of optional intervals
 
 First runs keep step order; a recomputation happens just before some later op, in order among themselves. An oracle and
-a baseline: optimal among such plans when the solver says so. OR-tools is imported here and nowhere else.
+a baseline: optimal among such plans when the solver says so.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from memfit.core.errors import Unsupported
-from memfit.core.outcome import Outcome
+from memfit.core import cp_sat
+from memfit.core.outcome import Outcome, Status
 from memfit.planning.model.fast_judge import peak_and_time
 from memfit.planning.model.reduce import Model
 from memfit.planning.outcome import judged
@@ -33,27 +33,21 @@ class CpSat:
     workers: int = 2
 
     def plan(self, problem: Problem) -> Outcome:
-        try:
-            from ortools.sat.python import cp_model
-        except ImportError:
-            raise Unsupported("planner 'cp_sat' needs OR-tools: pip install 'memfit[solvers]', or use planner='auto'.") from None
-        program = _Intervals(problem.model, problem.limit_bytes, self.num_intervals, cp_model)
-        solver = cp_model.CpSolver()
-        solver.parameters.max_time_in_seconds = max(problem.seconds_left, 0.1)
-        solver.parameters.num_workers = self.workers
-        status = solver.solve(program.cp)
-        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        program = _Intervals(problem.model, problem.limit_bytes, self.num_intervals)
+        solver = cp_sat.Solver()
+        status = solver.solve(program.cp, time_limit_s=max(problem.seconds_left, 0.1), workers=self.workers)
+        if status not in (Status.OPTIMAL, Status.FEASIBLE):
             return judged(problem, planner=self.name, sequence=None)
         sequence = program.sequence(solver)
         peak, _ = peak_and_time(problem.model.arrays, np.array(sequence, np.int64))
         note = f"optimal among plans in step order that make nothing more than {self.num_intervals} times"
-        reason = note if status == cp_model.OPTIMAL and 0 <= peak <= problem.limit_bytes else ""
+        reason = note if status is Status.OPTIMAL and 0 <= peak <= problem.limit_bytes else ""
         return judged(problem, planner=self.name, sequence=sequence, reason=reason)
 
 
 class _Intervals:
-    def __init__(self, model: Model, limit: int, copies: int, cp_model: Any) -> None:
-        self.model, self.cp = model, cp_model.CpModel()
+    def __init__(self, model: Model, limit: int, copies: int) -> None:
+        self.model, self.cp = model, cp_sat.new_model("planner 'cp_sat'")
         a = model.arrays
         self.agenda, self.n = model.agenda, len(model.agenda)
         self.home = {s: i for i, f in enumerate(self.agenda) for s in (*model.outs[f], *(new for new, _ in model.takes[f]))}
@@ -120,7 +114,7 @@ class _Intervals:
                 served.append(serves)
             self.cp.add_bool_or([*served, here_v.negated()])
 
-    def sequence(self, solver: Any) -> list[int]:
+    def sequence(self, solver: cp_sat.Solver) -> list[int]:
         runs = []
         for i, f in enumerate(self.agenda):
             for start, here in zip(self.starts[i], self.present[i], strict=True):

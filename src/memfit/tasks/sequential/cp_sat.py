@@ -4,8 +4,7 @@
     item a     [===========)              from its producer's position to its last reader's, both included
     item b         [=======)              sum of what is alive and of working memories <= peak;  minimise the peak
 
-Beyond what `exact.py` can enumerate; returns the best order, a proven bound, or both equal. The only file of this room
-that knows OR-Tools.
+Beyond what `exact.py` can enumerate; returns the best order, a proven bound, or both equal.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memfit.core.errors import Unsupported
+from memfit.core import cp_sat
+from memfit.core.outcome import Status
 from memfit.tasks.model import Ints, TaskGraph
 
 _LARGEST = 2**40  # CP-SAT sums in 64 bits: larger byte counts are scaled, bounds rounded to the safe side
@@ -28,13 +28,9 @@ class Solved:
 
 def cpsat_order(graph: TaskGraph, hint: Ints, hint_peak: int, lower_bound: int, *, time_limit_s: float = 20.0, seed: int = 0) -> Solved:
     """Improve on `hint`; `order` is None when nothing better was found."""
-    try:
-        from ortools.sat.python import cp_model
-    except ImportError:
-        raise Unsupported("the algorithm cpsat needs OR-Tools: pip install 'memfit[solvers]', or choose another algorithm.") from None
     n = graph.num_tasks
     unit = max(1, int(graph.item_bytes.sum() + graph.memory_bytes.sum()) // _LARGEST)
-    model = cp_model.CpModel()
+    model = cp_sat.new_model("the algorithm cpsat")
     position = [model.new_int_var(0, n - 1, f"p{t}") for t in range(n)]
     model.add_all_different(position)
     for a, b in graph.edges.tolist():
@@ -45,15 +41,12 @@ def cpsat_order(graph: TaskGraph, hint: Ints, hint_peak: int, lower_bound: int, 
     model.minimize(peak)
     for k, task in enumerate(hint.tolist()):
         model.add_hint(position[task], k)
-    solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = time_limit_s
-    solver.parameters.num_workers = 2
-    solver.parameters.random_seed = seed
-    status = solver.solve(model)
-    if status == cp_model.INFEASIBLE:  # rounding cut the hint off: nothing in whole units is better
+    solver = cp_sat.Solver()
+    status = solver.solve(model, time_limit_s=time_limit_s, workers=2, seed=seed)
+    if status is Status.INFEASIBLE:  # rounding cut the hint off: nothing in whole units is better
         return Solved(order=None, lower_bound_bytes=lower_bound)
-    bound = max(lower_bound, int(np.ceil(solver.best_objective_bound - 1e-6)) * unit)
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    bound = max(lower_bound, int(np.ceil(solver.bound - 1e-6)) * unit)
+    if status is Status.UNKNOWN:
         return Solved(order=None, lower_bound_bytes=bound)
     order = np.argsort([solver.value(p) for p in position], kind="stable")
     return Solved(order=order.astype(np.int64), lower_bound_bytes=bound)

@@ -13,8 +13,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 
+from memfit.core import cp_sat
 from memfit.core.errors import BadInput
 from memfit.tasks.bounds import peak_lower_bound
 from memfit.tasks.judge import judge_order
@@ -145,7 +145,7 @@ def _auto(graph: TaskGraph, time_limit_s: float, seed: int, progress: Progress) 
         progress("local search")
         found, _ = improve_order(graph, best.order, stop_at=best.lower_bound_bytes, time_limit_s=min(left() / 3, 5.0), seed=seed)
         best = _better(graph, best, found, "local-search")
-    if not best.optimal and graph.num_tasks <= _CPSAT_LIMIT and find_spec("ortools") is not None and left() > 0.5:
+    if not best.optimal and graph.num_tasks <= _CPSAT_LIMIT and cp_sat.is_installed() and left() > 0.5:
         progress("CP-SAT")
         best = _constraint(graph, best, left(), seed)
     return best
