@@ -14,10 +14,11 @@ STDLIB_LIKE = {"__future__"}
 # room -> rooms of memfit it may import from, besides itself
 ROOMS = {
     "core": set(),
-    "chain": {"core"},
-    "tasks": {"core"},
-    "offsets": {"core", "planning.jit"},
-    "planning": {"core", "chain", "offsets"},
+    "jit": set(),
+    "chain": {"core", "jit"},
+    "tasks": {"core", "jit"},
+    "offsets": {"core", "jit"},
+    "planning": {"core", "chain", "offsets", "jit"},
     "capture": {"core", "passes", "kernels"},
     "passes": {"core", "capture", "kernels"},
     "kernels": {"core", "capture", "passes"},
@@ -33,10 +34,11 @@ EXTRA: dict[str, set[str]] = {}
 # room -> libraries beyond the standard one
 LIBRARIES = {
     "core": {"numpy"},
-    "chain": {"numpy", "scipy", "numba", "torch", "rich"},
-    "tasks": {"numpy", "scipy", "numba", "pymetis", "cvxopt"},
+    "jit": {"numba"},
+    "chain": {"numpy", "scipy", "torch", "rich"},
+    "tasks": {"numpy", "scipy", "pymetis", "cvxopt"},
     "planning": {"numpy", "scipy", "numba"},
-    "offsets": {"numpy", "numba"},
+    "offsets": {"numpy"},
     "capture": {"numpy", "torch"},
     "passes": {"numpy", "torch"},
     "kernels": {"numpy", "torch"},

@@ -10,12 +10,12 @@ forward through the cache (about 5e9 additions a second on one core; NumPy about
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-from typing import Any
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
+
+from memfit.jit.kernel import kernel
 
 Row = npt.NDArray[np.float64]
 COMPILE_FROM = 4_000  # steps; below, importing and compiling takes longer than NumPy does
@@ -27,8 +27,7 @@ def convolve_row(known: Row, fallback: Row, *, slope: float, constant: float, fi
     """The row h above, for every length up to that of `known`."""
     if len(known) <= COMPILE_FROM:
         return _numpy_row(known, fallback, slope, constant, first)
-    compiled: Row = _compiled()(known, fallback, slope, constant, first)
-    return compiled
+    return _push_row(known, fallback, slope, constant, first)
 
 
 def level_rows(below: Row, slots: int, *, slope: float, read: float, write: float, first: float) -> list[Row]:
@@ -95,36 +94,27 @@ def _stacked_rows(inner: Row, below: Row, num_rows: int, slope: float, read: flo
     return made
 
 
-@cache
-def _compiled() -> Callable[..., Any]:
-    import numba
-
-    def compiled_row(known: Row, fallback: Row, slope: float, constant: float, first: float) -> Row:
-        size = len(known)
-        made, shifted, best = np.empty(size), np.empty(size), fallback.copy()
-        made[0], shifted[0] = first, first + slope + constant
-        for start in range(0, size, _BLOCK):
-            stop = min(start + _BLOCK, size)
-            for length in range(max(start, 1), stop):  # inside the block, one length after another
-                value = best[length]
-                for i in range(start, length):
-                    value = min(value, shifted[i] + known[length - 1 - i])
-                made[length] = value
-                shifted[length] = value + (length + 1) * slope + constant
-            for tile in range(stop, size, _TILE):  # the finished block's share in all later lengths
-                width = min(_TILE, size - tile)
-                target = best[tile : tile + width]
-                for i in range(start, stop):
-                    base = shifted[i]
-                    source = known[tile - 1 - i : tile - 1 - i + width]
-                    for q in range(width):
-                        value = base + source[q]
-                        target[q] = value if value < target[q] else target[q]
-        return made
-
-    # Without nnan a minimum of floats does not vectorise; there are infinities in the rows, but never a NaN.
-    options = {"fastmath": {"nnan", "nsz"}}
-    try:
-        return numba.njit(cache=True, **options)(compiled_row)  # type: ignore[no-any-return,unused-ignore]
-    except RuntimeError:  # nowhere to keep compiled code: compile once per process
-        return numba.njit(**options)(compiled_row)  # type: ignore[no-any-return,unused-ignore]
+# Without nnan a minimum of floats does not vectorise; there are infinities in the rows, but never a NaN.
+@partial(kernel, fastmath={"nnan", "nsz"})
+def _push_row(known: Row, fallback: Row, slope: float, constant: float, first: float) -> Row:
+    size = len(known)
+    made, shifted, best = np.empty(size), np.empty(size), fallback.copy()
+    made[0], shifted[0] = first, first + slope + constant
+    for start in range(0, size, _BLOCK):
+        stop = min(start + _BLOCK, size)
+        for length in range(max(start, 1), stop):  # inside the block, one length after another
+            value = best[length]
+            for i in range(start, length):
+                value = min(value, shifted[i] + known[length - 1 - i])
+            made[length] = value
+            shifted[length] = value + (length + 1) * slope + constant
+        for tile in range(stop, size, _TILE):  # the finished block's share in all later lengths
+            width = min(_TILE, size - tile)
+            target = best[tile : tile + width]
+            for i in range(start, stop):
+                base = shifted[i]
+                source = known[tile - 1 - i : tile - 1 - i + width]
+                for q in range(width):
+                    value = base + source[q]
+                    target[q] = value if value < target[q] else target[q]
+    return made

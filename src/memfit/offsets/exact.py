@@ -68,7 +68,7 @@ class Search:
     flush_first: bool
 
     def advance(self, num_nodes: int) -> Verdict:
-        return Verdict(kernel.resume(*self.tables, self.capacity, int(self.rules), self.flush_first, num_nodes))
+        return Verdict(kernel.resume(*(*self.tables, self.capacity, int(self.rules), self.flush_first, num_nodes)))
 
     @property
     def nodes(self) -> int:

@@ -15,7 +15,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+
+from memfit.jit.kernel import kernel, kernel_helper
 
 PARTITION, CANONICAL, DOMINANCE, SECTION, FLOOR, LIFT, FILL, TWINS, MEMO = 1, 2, 4, 8, 16, 32, 64, 128, 256
 # columns of `table`, one row per buffer: what never changes, then what the search changes, then scratch
@@ -30,11 +31,9 @@ SKYLINE, LOAD, CROWD, TIGHT = range(4)  # rows of `sections`
 KEY, ORDER, END, SORTED, CONCERNED = range(5)  # rows of `scratch`
 FAR = 4611686018427387904
 FILL_PASSES = 2
-# helpers are compiled into `resume` and never called from Python: without wrappers they compile in half the time
-_jit = njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
-@njit(cache=True, nogil=True, error_model="numpy", no_cfunc_wrapper=True)
+@kernel
 def resume(
     table: Any, meets: Any, sections: Any, ends: Any, frames: Any, members: Any, visit: Any, trail: Any, pending: Any,
     scratch: Any, memo: Any, registers: Any, capacity: int, rules: int, flush_first: bool, num_nodes: int,
@@ -75,7 +74,7 @@ def resume(
     return 0
 
 
-@_jit
+@kernel_helper
 def _undo(table: Any, sections: Any, frames: Any, trail: Any, registers: Any, frame: int) -> None:
     """Take back what this frame's placement, and everything after it, changed."""
     length = registers[TRAIL]
@@ -93,7 +92,7 @@ def _undo(table: Any, sections: Any, frames: Any, trail: Any, registers: Any, fr
     frames[frame, CHILD] = -1
 
 
-@_jit
+@kernel_helper
 def _next_child(table: Any, frames: Any, members: Any, visit: Any, rules: int, frame: int) -> int:
     """The position in the frame's members of the next buffer to try, or -1."""
     base, position = frames[frame, BASE], frames[frame, NEXT]
@@ -110,7 +109,7 @@ def _next_child(table: Any, frames: Any, members: Any, visit: Any, rules: int, f
     return -1
 
 
-@_jit
+@kernel_helper
 def _place(table: Any, meets: Any, sections: Any, trail: Any, registers: Any, buffer: int) -> bool:
     """Put the buffer at its least address and raise its unplaced neighbours; False if one no longer fits."""
     length = registers[TRAIL]
@@ -137,7 +136,7 @@ def _place(table: Any, meets: Any, sections: Any, trail: Any, registers: Any, bu
     return fits
 
 
-@_jit
+@kernel_helper
 def _unplaced(table: Any, meets: Any, frames: Any, members: Any, scratch: Any, rules: int, frame: int, position: int) -> int:
     """List the frame's unplaced buffers with the least address each can really have; -1 if one has none.
 
@@ -163,7 +162,7 @@ def _unplaced(table: Any, meets: Any, frames: Any, members: Any, scratch: Any, r
     return count
 
 
-@_jit
+@kernel_helper
 def _rest(table: Any, meets: Any, buffer: int, now: int) -> int:
     """The lowest top on which a passed-over buffer can come to rest: that of a neighbour which takes its present place."""
     lowest = FAR
@@ -177,7 +176,7 @@ def _rest(table: Any, meets: Any, buffer: int, now: int) -> int:
     return lowest
 
 
-@_jit
+@kernel_helper
 def _fits(table: Any, sections: Any, ends: Any, frames: Any, scratch: Any, capacity: int, rules: int, frame: int, count: int) -> bool:
     first, last = frames[frame, FROM], frames[frame, TO]
     for _ in range(FILL_PASSES + 1):
@@ -192,8 +191,8 @@ def _fits(table: Any, sections: Any, ends: Any, frames: Any, scratch: Any, capac
     return True
 
 
-@_jit
-def _sort(values: Any, positions: Any, count: int) -> None:
+@kernel_helper
+def _sort(values: Any, positions: Any, count: Any) -> None:
     """Shell sort of the positions 0 .. count by their values: short lists, often nearly sorted."""
     for k in range(count):
         positions[k] = k
@@ -211,7 +210,7 @@ def _sort(values: Any, positions: Any, count: int) -> None:
         gap //= 3
 
 
-@_jit
+@kernel_helper
 def _sections_fit(table: Any, sections: Any, first: int, last: int, scratch: Any, limit: int, capacity: int, count: int) -> bool:
     """Highest key first, add sizes up per section: what must lie at or above a key has to fit under the limit.
 
@@ -236,7 +235,7 @@ def _sections_fit(table: Any, sections: Any, first: int, last: int, scratch: Any
     return True
 
 
-@_jit
+@kernel_helper
 def _fill(table: Any, sections: Any, ends: Any, scratch: Any, capacity: int, count: int) -> int:
     """Raise keys until enough bytes can lie below each buffer; 1 if something rose, 0 if not, -1 if one rose too far.
 
@@ -280,7 +279,7 @@ def _fill(table: Any, sections: Any, ends: Any, scratch: Any, capacity: int, cou
     return rose
 
 
-@_jit
+@kernel_helper
 def _supported(ends: Any, crowd: int, excess: int, key: int, own_end: int, own_size: int) -> int:
     """The least address from `key` up at which the ends below it add up to `excess` + address."""
     low, high = 0, crowd
@@ -302,7 +301,7 @@ def _supported(ends: Any, crowd: int, excess: int, key: int, own_end: int, own_s
     return key
 
 
-@_jit
+@kernel_helper
 def _push_components(
     table: Any, held: Any, frames: Any, pending: Any, order: Any, registers: Any, rules: int, frame: int, count: int
 ) -> None:  # fmt: skip
@@ -327,12 +326,12 @@ def _push_components(
             begin = section if section < last and held[section] == 2 else -1
 
 
-@_jit
-def _before(table: Any, a: int, b: int) -> bool:
+@kernel_helper
+def _before(table: Any, a: Any, b: Any) -> bool:
     return table[a, OFFSET] < table[b, OFFSET] or (table[a, OFFSET] == table[b, OFFSET] and table[a, RANK] < table[b, RANK])
 
 
-@_jit
+@kernel_helper
 def _open_frame(table: Any, frames: Any, members: Any, pending: Any, registers: Any, rules: int) -> int:
     """Turn the last pending component into a frame: its unplaced buffers by (address, rank)."""
     registers[PENDING] -= 1
@@ -363,7 +362,7 @@ def _open_frame(table: Any, frames: Any, members: Any, pending: Any, registers: 
     return frame
 
 
-@_jit
+@kernel_helper
 def _order_children(table: Any, sections: Any, frames: Any, members: Any, visit: Any, score: Any, frame: int, flush_first: bool) -> None:
     """By address and rank; with `flush_first`, at equal addresses those that touch walls on more sides first."""
     base, passed = frames[frame, BASE], frames[frame, NEXT]
@@ -389,7 +388,7 @@ def _order_children(table: Any, sections: Any, frames: Any, members: Any, visit:
         visit[base + slot] = k
 
 
-@_jit
+@kernel_helper
 def _mix(x: Any) -> Any:
     x ^= x >> np.uint64(30)
     x *= np.uint64(0xBF58476D1CE4E5B9)
@@ -398,7 +397,7 @@ def _mix(x: Any) -> Any:
     return x ^ (x >> np.uint64(31))
 
 
-@_jit
+@kernel_helper
 def _failed_before(table: Any, frames: Any, members: Any, memo: Any, frame: int) -> bool:
     """Look the component up by who is unplaced, where each may lie and who was passed over: that decides what follows."""
     base, passed, parent = frames[frame, BASE], frames[frame, NEXT], frames[frame, PARENT]

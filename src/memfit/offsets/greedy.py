@@ -16,16 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numba import njit
 
+from memfit.jit.kernel import kernel_above, kernel_helper
 from memfit.offsets.problem import Ints, Problem
 
 _BUFFERS_PER_FINEST_WINDOW = 8
 _MAX_WINDOWS = 512
-# helpers are compiled into `_best_fit` and never called from Python: without wrappers they compile in half the time
-_jit = njit(nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+_COMPILE_FROM = 128  # buffers; fewer are placed in plain Python as long as that takes less than loading the kernel
+_PATIENCE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +89,7 @@ def place_in_order(problem: Problem, windows: Windows, order: Ints) -> Ints:
     fixed_first = np.concatenate([order[problem.fixed[order] >= 0], order[problem.fixed[order] < 0]])
     lists = np.empty(int(windows.list_start[-1]), np.int32)
     counts = np.zeros(len(windows.list_start) - 1, np.int64)
-    return _best_fit(  # type: ignore[no-any-return]
+    return _best_fit(
         problem.start,
         problem.stop,
         problem.size,
@@ -104,8 +105,8 @@ def place_in_order(problem: Problem, windows: Windows, order: Ints) -> Ints:
     )
 
 
-@_jit
-def _window_of(first, last, level_start):  # type: ignore[no-untyped-def]
+@kernel_helper
+def _window_of(first: int, last: int, level_start: Ints) -> Any:
     """The narrowest window that covers cells first .. last."""
     num_levels = len(level_start) - 1
     level, half = 0, 1
@@ -118,8 +119,8 @@ def _window_of(first, last, level_start):  # type: ignore[no-untyped-def]
     return window
 
 
-@_jit
-def _best_hole(x, start, stop, size, alignment, offsets, members):  # type: ignore[no-untyped-def]
+@kernel_helper
+def _best_hole(x: int, start: Ints, stop: Ints, size: Ints, alignment: Ints, offsets: Ints, members: Any) -> Any:
     """Where x goes among the members, lowest first: the smallest hole that fits over its whole life, else above all it meets."""
     end_of_last = np.int64(0)
     best, best_waste = np.int64(-1), np.int64(9223372036854775807)
@@ -135,8 +136,8 @@ def _best_hole(x, start, stop, size, alignment, offsets, members):  # type: igno
     return best if best >= 0 else -(-end_of_last // alignment[x]) * alignment[x]
 
 
-@_jit
-def _insert(x, offsets, members, count):  # type: ignore[no-untyped-def]
+@kernel_helper
+def _insert(x: int, offsets: Ints, members: Any, count: int) -> None:
     """Put x among the first `count` members, which are sorted by address."""
     a, b = 0, count
     while a < b:
@@ -150,8 +151,11 @@ def _insert(x, offsets, members, count):  # type: ignore[no-untyped-def]
     members[a] = x
 
 
-@njit(cache=True, nogil=True, error_model="numpy", no_cfunc_wrapper=True)
-def _best_fit(start, stop, size, alignment, fixed, order, first, last, level_start, list_start, lists, counts):  # type: ignore[no-untyped-def]
+@kernel_above(_COMPILE_FROM, patience_s=_PATIENCE_S)
+def _best_fit(
+    start: Ints, stop: Ints, size: Ints, alignment: Ints, fixed: Ints, order: Ints,
+    first: Ints, last: Ints, level_start: Ints, list_start: Ints, lists: Any, counts: Ints,
+) -> Ints:  # fmt: skip
     offsets = np.full(len(size), -1, np.int64)
     num_levels = len(level_start) - 1
     last_look = np.full(len(counts), -1, np.int64)  # when a window is asked for the last time: later ones need not go in

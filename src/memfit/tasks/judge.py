@@ -16,8 +16,8 @@ import numpy as np
 
 from memfit.core.errors import IllegalSchedule
 from memfit.core.units import format_bytes
-from memfit.tasks.model import Bools, Ints, TaskGraph
-from memfit.tasks.sequential.jit import kernel
+from memfit.jit.kernel import kernel_above
+from memfit.tasks.model import COMPILE_FROM, Bools, Ints, TaskGraph
 
 _SLACK = 1e-9  # of the makespan: sums of times that are not whole numbers differ by a hair from branch to branch
 
@@ -75,7 +75,7 @@ def _check_complete(graph: TaskGraph, steps: Ints) -> None:
         raise IllegalSchedule(-1, f"the order has {len(np.unique(steps))} distinct tasks in {len(steps)} steps, the graph has {n} tasks.")
 
 
-@kernel
+@kernel_above(COMPILE_FROM)
 def _replay(
     steps: Ints, make_ptr: Ints, make_ids: Ints, read_ptr: Ints, read_ids: Ints,
     size: Ints, producer: Ints, kept: Bools, memory: Ints, left: Ints, held: Ints, initial: int,

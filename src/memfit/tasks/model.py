@@ -20,13 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memfit.core.errors import BadInput
-from memfit.tasks.sequential.jit import kernel
+from memfit.jit.kernel import kernel_above
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 TaskId = str | int
 MAX_TOTAL_BYTES = 2**61
+COMPILE_FROM = 4_000  # tasks; below, importing numba and loading a kernel takes longer than plain Python does
 
 
 class Links(NamedTuple):
@@ -153,7 +154,7 @@ class TaskGraph:
         return self.names[task]
 
 
-@kernel
+@kernel_above(COMPILE_FROM)
 def _kahn(succ_ptr: Ints, succ_ids: Ints, missing: Ints, order: Ints) -> int:
     n = len(missing)
     found = 0

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from memfit.jit.kernel import kernel
 from memfit.planning.annealing.group_moves import CROWD, gather, push, push_back
 from memfit.planning.annealing.move_cost import clear, do_move, freed, weigh_move, weigh_strike
 from memfit.planning.annealing.move_table import (
@@ -39,7 +40,6 @@ from memfit.planning.annealing.move_table import (
     timeline,
 )
 from memfit.planning.annealing.recompute_moves import MOST, WHERE_IT_FITS, last_before, remake, strike, unmake, unstrike
-from memfit.planning.jit.kernel import kernel
 from memfit.planning.model.reduce import Arrays, Floats, Ints
 
 _PUSHES, _MOVES, _REMAKES = 0.1, 0.85, 0.95

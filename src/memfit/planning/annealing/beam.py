@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memfit.planning.jit.kernel import kernel
+from memfit.jit.kernel import kernel
 from memfit.planning.model.reduce import Arrays, Flags, Ints, Model
 
 LEVELS = 32

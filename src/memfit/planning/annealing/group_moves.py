@@ -8,9 +8,9 @@ otherwise, the first of which holds more than the limit allows.
 
 from __future__ import annotations
 
+from memfit.jit.kernel import kernel
 from memfit.planning.annealing.move_cost import do_move, weigh_move
 from memfit.planning.annealing.move_table import BASE, COUNT, FORM, POS, Table, event_of
-from memfit.planning.jit.kernel import kernel
 from memfit.planning.model.reduce import Arrays, Ints
 
 CROWD = 16

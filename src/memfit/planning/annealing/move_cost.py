@@ -10,6 +10,7 @@ from when it is first made). So an event that moves only matters between its nei
 
 from __future__ import annotations
 
+from memfit.jit.kernel import kernel
 from memfit.planning.annealing.move_table import (
     BASE,
     CHANGE,
@@ -34,7 +35,6 @@ from memfit.planning.annealing.move_table import (
     excess_at,
     open_up,
 )
-from memfit.planning.jit.kernel import kernel
 from memfit.planning.model.reduce import Arrays, Ints
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from memfit.jit.kernel import kernel
 from memfit.planning.annealing.move_table import BASE, COUNT, FORM, LIMIT, ORDER, POS, STATE, USAGE, Table, has_room, put_in, take_out
-from memfit.planning.jit.kernel import kernel
 from memfit.planning.model.reduce import Arrays, Ints
 
 MOST = 64

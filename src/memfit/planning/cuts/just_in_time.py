@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from memfit.planning.jit.kernel import kernel
+from memfit.jit.kernel import kernel
 from memfit.planning.model.fast_judge import drop_dead
 from memfit.planning.model.reduce import Arrays, Flags, Ints, Model
 

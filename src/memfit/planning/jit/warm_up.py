@@ -18,19 +18,20 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
 from memfit.core.budget import Budget
 from memfit.core.costs import uniform_costs
 from memfit.core.graph import Graph, Op, Storage, Tensor
+from memfit.jit.kernel import is_cached
 from memfit.offsets.from_schedule import with_layout
 from memfit.offsets.greedy import _best_fit
 from memfit.planning.annealing.anneal import anneal
 from memfit.planning.annealing.beam import beam, ways_of
 from memfit.planning.baselines.keep_all import KeepAll
 from memfit.planning.cuts.just_in_time import build, default_makers, keep_at
-from memfit.planning.jit.kernel import is_cached
 from memfit.planning.model.fast_judge import drop_dead, measure, peak_and_time
 from memfit.planning.model.inplace_forms import overwrite
 from memfit.planning.model.precedence import precedence
@@ -41,7 +42,7 @@ from memfit.planning.search.reorder import calm, calmed
 from memfit.planning.search.repair import Repairer, closures_for, judge_insertions
 from memfit.planning.search.repair_kernel import idle_values, inserted, mended
 
-KERNELS = {
+KERNELS: dict[str, tuple[Any, ...]] = {
     "repair": (mended,),
     "annealing": (anneal,),
     "beam": (beam,),
@@ -91,6 +92,8 @@ def with_kernels(problem: Problem, names: tuple[str, ...] = ALWAYS) -> Problem:
 
 def compile_now(name: str) -> None:
     """What one process does: call its kernels as planners do, on a step of four ops."""
+    for function in KERNELS[name]:
+        function.compile_always()
     problem = _small_problem()
     model = problem.model
     a, sequence, makers = model.arrays, np.array(model.agenda, np.int64), default_makers(model)

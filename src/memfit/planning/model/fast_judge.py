@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from memfit.planning.jit.kernel import kernel
+from memfit.jit.kernel import kernel
 from memfit.planning.model.reduce import Arrays, Ints
 
 INVALID = -1

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memfit.planning.jit.kernel import kernel
+from memfit.jit.kernel import kernel
 from memfit.planning.model.reduce import Arrays, Ints, Model
 
 NONE: Ints = np.zeros(0, np.int64)

@@ -10,7 +10,7 @@ from time import perf_counter
 
 import numpy as np
 
-from memfit.planning.jit.kernel import kernel
+from memfit.jit.kernel import kernel
 from memfit.planning.model.fast_judge import INVALID, drop_dead, measure
 from memfit.planning.model.inplace_forms import NONE, overwrite
 from memfit.planning.model.reduce import Arrays, Flags, Ints

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memfit.planning.jit.kernel import kernel
+from memfit.jit.kernel import kernel
 from memfit.planning.model.reduce import Arrays, Ints
 
 Table = Ints

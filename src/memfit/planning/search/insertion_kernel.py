@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memfit.planning.jit.kernel import inlined, kernel
+from memfit.jit.kernel import inline_kernel, kernel
 from memfit.planning.model.reduce import Arrays, Floats, Ints
 from memfit.planning.search.event_table import AFTER, BEFORE, FIXED, FORM, HEAD, MAKES, PLACE, PTR, STORAGE, Table, listed
 
@@ -306,7 +306,7 @@ def total_time(a: Arrays) -> int:
     return time
 
 
-@inlined
+@inline_kernel
 def best_insertion(
     a: Arrays,
     seq: Ints,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from memfit.planning.jit.kernel import kernel
+from memfit.jit.kernel import kernel
 from memfit.planning.model.fast_judge import INVALID, drop_dead, measure
 from memfit.planning.model.inplace_forms import Siblings, overwritten
 from memfit.planning.model.reduce import Arrays, Ints

@@ -13,7 +13,7 @@ from time import perf_counter
 
 import numpy as np
 
-from memfit.planning.jit.kernel import kernel
+from memfit.jit.kernel import kernel
 from memfit.planning.model.fast_judge import peak_and_time
 from memfit.planning.model.precedence import Precedence
 from memfit.planning.model.reduce import Arrays, Ints

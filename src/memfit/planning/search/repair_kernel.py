@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memfit.planning.jit.kernel import inlined, kernel
+from memfit.jit.kernel import inline_kernel, kernel
 from memfit.planning.model.fast_judge import INVALID, drop_dead, measure
 from memfit.planning.model.inplace_forms import overwrite
 from memfit.planning.model.reduce import Arrays, Floats, Ints
@@ -110,7 +110,7 @@ def held_by(a: Arrays, seq: Ints, inplace: Ints, usage: Ints) -> bool:
     return bool(peak != INVALID)
 
 
-@inlined
+@inline_kernel
 def step_at(
     a: Arrays, seq: Ints, usage: Ints, limit: int, q: int, maker: Ints, top: int, wide: int, noise: float, bold: bool, inplace: Ints
 ) -> Ints:

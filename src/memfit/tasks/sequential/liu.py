@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from memfit.tasks.model import Ints
-from memfit.tasks.sequential.jit import kernel
+from memfit.jit.kernel import kernel_above
+from memfit.tasks.model import COMPILE_FROM, Ints
 from memfit.tasks.trees.tree import Tree
 
 
@@ -27,7 +27,7 @@ def liu_order(tree: Tree) -> tuple[Ints, int]:
     return tree.only_tasks(order), int(peak) + tree.base_bytes
 
 
-@kernel
+@kernel_above(COMPILE_FROM)
 def _liu(postorder: Ints, num_children: Ints, children_bytes: Ints, memory: Ints, output: Ints, order: Ints) -> int:
     n = len(postorder)
     rise, gain = np.empty(n, np.int64), np.empty(n, np.int64)  # hill and valley of a segment over the valley before it

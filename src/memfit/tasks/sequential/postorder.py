@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from memfit.tasks.model import Ints
-from memfit.tasks.sequential.jit import kernel
+from memfit.jit.kernel import kernel_above
+from memfit.tasks.model import COMPILE_FROM, Ints
 from memfit.tasks.trees.tree import Tree
 
 
@@ -32,7 +32,7 @@ def subtree_peaks(tree: Tree) -> tuple[Ints, Ints]:
     return peaks, children
 
 
-@kernel
+@kernel_above(COMPILE_FROM)
 def _peaks(postorder: Ints, child_ptr: Ints, children: Ints, output: Ints, need: Ints, peaks: Ints) -> None:
     for k in range(len(postorder)):
         node = postorder[k]
@@ -68,7 +68,7 @@ def _peaks(postorder: Ints, child_ptr: Ints, children: Ints, output: Ints, need:
         peaks[node] = peak
 
 
-@kernel
+@kernel_above(COMPILE_FROM)
 def _walk(order: Ints, child_ptr: Ints, children: Ints, root: int) -> None:
     stack = np.empty(len(order), np.int64)
     stack[0] = root

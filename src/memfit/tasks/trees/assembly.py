@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from memfit.core.errors import BadInput
-from memfit.tasks.model import Ints, TaskGraph
-from memfit.tasks.sequential.jit import kernel
+from memfit.jit.kernel import kernel_above
+from memfit.tasks.model import COMPILE_FROM, Ints, TaskGraph
 from memfit.tasks.trees.orderings import fill_reducing
 from memfit.tasks.trees.tree import tree_graph
 
@@ -67,7 +67,7 @@ def _pattern(matrix: Any) -> Any:
     return pattern
 
 
-@kernel
+@kernel_above(COMPILE_FROM)
 def _elimination(indptr: Ints, indices: Ints, parent: Ints, counts: Ints) -> None:
     """Liu's elimination tree with path compression, and the size of every column of the factor, row by row.
 
@@ -120,7 +120,7 @@ def _find(owner: Ints, nodes: Ints) -> Ints:
     return found
 
 
-@kernel
+@kernel_above(COMPILE_FROM)
 def _merge(parent: Ints, owner: Ints, columns: Ints, order: Ints, children: Ints, zeros: Ints, fraction: float) -> None:
     """`owner[c] = p` when child c was merged into p; columns are numbered so that children come before parents.
 

@@ -16,8 +16,8 @@ from functools import cached_property
 import numpy as np
 
 from memfit.core.errors import BadInput
-from memfit.tasks.model import Floats, Ints, Links, TaskGraph, link, task_graph
-from memfit.tasks.sequential.jit import kernel
+from memfit.jit.kernel import kernel_above
+from memfit.tasks.model import COMPILE_FROM, Floats, Ints, Links, TaskGraph, link, task_graph
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,7 +74,7 @@ class Tree:
         return order[order < self.num_tasks]
 
 
-@kernel
+@kernel_above(COMPILE_FROM)
 def _depth_first(child_ptr: Ints, child_ids: Ints, root: int, order: Ints) -> None:
     """Post-order with the children of a node in the order of the links."""
     n = len(order)
@@ -91,7 +91,7 @@ def _depth_first(child_ptr: Ints, child_ids: Ints, root: int, order: Ints) -> No
             top += 1
 
 
-@kernel
+@kernel_above(COMPILE_FROM)
 def add_up(postorder: Ints, parent: Ints, values: Floats) -> None:
     """Turn values of nodes into values of subtrees, in place."""
     for k in range(len(postorder)):

@@ -9,7 +9,7 @@ import pickle
 import numpy as np
 import pytest
 
-from memfit.planning.jit.kernel import kernel
+from memfit.jit.kernel import kernel
 from memfit.planning.jit.struct import Arrays, Ints
 
 

@@ -128,7 +128,7 @@ from tests.strategies import FULL, random_costs, random_graph
 from random import Random
 for name in c.KERNELS:
     c.compile_now(name)
-kernels = [k for group in c.KERNELS.values() for k in group]
+kernels = [k.compiled for group in c.KERNELS.values() for k in group]
 assert all(len(k.overloads) == 1 for k in kernels), [(k.__name__, len(k.overloads)) for k in kernels]
 rng = Random(1)
 graph = random_graph(rng, FULL)
@@ -154,7 +154,7 @@ c.with_kernels(c._small_problem())
 assert all(map(c.is_cached, kernels)) and not c._jobs
 for name in c.KERNELS:
     c.compile_now(name)
-print(sum(sum(k.stats.cache_misses.values()) for k in kernels), sum(sum(k.stats.cache_hits.values()) for k in kernels) > 5)
+print(sum(sum(k.compiled.stats.cache_misses.values()) for k in kernels), sum(sum(k.compiled.stats.cache_hits.values()) for k in kernels) > 5)
 """
 
 

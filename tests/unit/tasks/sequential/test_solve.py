@@ -27,7 +27,7 @@ from memfit.tasks import (
     task_graph,
     tree_graph,
 )
-from memfit.tasks.sequential.jit import SMALL
+from memfit.tasks.model import COMPILE_FROM
 from memfit.tasks.sequential.liu import _liu
 
 
@@ -41,7 +41,7 @@ def test_harpoon_has_the_peaks_of_the_lecture(levels: int) -> None:
 
 
 def test_compiled_and_plain_kernels_agree() -> None:
-    graph = random_tree(SMALL // 2, seed=9)
+    graph = random_tree(COMPILE_FROM // 2, seed=9)
     tree = as_tree(graph)
     assert tree is not None
     order, peak = liu_order(tree)
@@ -49,7 +49,7 @@ def test_compiled_and_plain_kernels_agree() -> None:
     again = _liu.compiled(tree.postorder, tree.children.counts, tree.children_bytes, tree.memory_bytes, tree.output_bytes, compiled)
     assert again == peak
     assert compiled.tolist() == order.tolist()
-    large = random_tree(3 * SMALL, seed=9)
+    large = random_tree(3 * COMPILE_FROM, seed=9)
     assert judge_order(large, liu_order(as_tree(large))[0]).peak_bytes == schedule(large, algorithm="minmem").peak_bytes  # type: ignore[arg-type]
 
 

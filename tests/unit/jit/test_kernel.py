@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from numba.core import caching
 
-from memfit.planning.jit.kernel import is_cached, kernel
+from memfit.jit.kernel import is_cached, kernel
 
-SOURCE = Path(__file__).parents[4] / "src"
+SOURCE = Path(__file__).parents[3] / "src"
 
 
 def test_one_version_for_literal_and_other_numbers(monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -28,7 +28,7 @@ def test_one_version_for_literal_and_other_numbers(monkeypatch) -> None:  # type
         return inner(values, 0) + inner(values, number) + inner(values, number=5)
 
     assert kernel(with_and_without_a_literal)(np.array([3]), 7) == 6 + 13 + 11
-    assert len(inner.overloads) == 1  # type: ignore[attr-defined]
+    assert len(inner.compiled.overloads) == 1  # type: ignore[attr-defined]
 
 
 def test_where_nothing_can_be_written_kernels_are_compiled_all_the_same(monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -42,9 +42,7 @@ def test_where_nothing_can_be_written_kernels_are_compiled_all_the_same(monkeypa
     assert is_cached(homeless)
 
 
-_PROGRAM = (
-    "from memfit.planning.model.fast_judge import measure; from memfit.planning.jit.kernel import is_cached; print(is_cached(measure))"
-)
+_PROGRAM = "from memfit.planning.model.fast_judge import measure; from memfit.jit.kernel import is_cached; print(is_cached(measure))"
 _COMPILE = "from memfit.planning.jit.warm_up import _small_problem; from memfit.planning.model.fast_judge import peak_and_time; import numpy as np; "
 _COMPILE += "m = _small_problem().model; peak_and_time(m.arrays, np.array(m.agenda)); " + _PROGRAM
 
