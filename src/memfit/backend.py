@@ -15,6 +15,7 @@ from torch import nn
 
 from memfit.api import stepper_for
 from memfit.core.errors import BadInput
+from memfit.torch_private import trace
 
 _OPTIONS = ("budget", "reserve", "planner", "time_limit_s", "check", "optimizer", "engine", "allow", "replay")
 
@@ -28,7 +29,7 @@ def memfit_backend(graph: torch.fx.GraphModule, example_inputs: list[torch.Tenso
         raise BadInput(
             f'backend "memfit": {what}: torch.compile(model, backend="memfit", options={{"budget": "6GiB"}}) takes {", ".join(_OPTIONS)}.'
         )
-    compiled: Callable[..., Any] = torch._dynamo.disable(_Lazy(graph, options))
+    compiled: Callable[..., Any] = torch.compiler.disable(_Lazy(graph, options))
     return compiled
 
 
@@ -37,10 +38,7 @@ def register_backend() -> None:
 
     Calling it twice does nothing more.
     """
-    from torch._dynamo.backends import registry
-
-    if "memfit" not in registry.list_backends(exclude_tags=()):
-        registry.register_backend(memfit_backend, name="memfit")
+    trace.register_backend("memfit", memfit_backend)
 
 
 class _Lazy:

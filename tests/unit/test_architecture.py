@@ -14,17 +14,18 @@ STDLIB_LIKE = {"__future__"}
 # room -> rooms of memfit it may import from, besides itself
 ROOMS = {
     "core": set(),
+    "torch_private": {"core"},
     "jit": set(),
     "chain": {"core", "jit"},
     "tasks": {"core", "jit"},
     "offsets": {"core", "jit"},
     "planning": {"core", "chain", "offsets", "jit"},
-    "capture": {"core", "passes", "kernels"},
-    "passes": {"core", "capture", "kernels"},
-    "kernels": {"core", "capture", "passes"},
-    "profile": {"core", "capture.captured", "kernels"},
-    "compilers": {"core", "capture.captured", "kernels.custom_ops", "passes.regions"},
-    "runtime": {"core", "capture.captured"},
+    "capture": {"core", "torch_private", "passes", "kernels"},
+    "passes": {"core", "torch_private", "capture", "kernels"},
+    "kernels": {"core", "torch_private", "capture", "passes"},
+    "profile": {"core", "torch_private", "capture.captured", "kernels"},
+    "compilers": {"core", "torch_private", "capture.captured", "kernels.custom_ops", "passes.regions"},
+    "runtime": {"core", "torch_private", "capture.captured"},
     "tape": {"core"},
     "shard": {"core", "capture", "runtime"},
     "report": {"core"},
@@ -34,6 +35,7 @@ EXTRA: dict[str, set[str]] = {}
 # room -> libraries beyond the standard one
 LIBRARIES = {
     "core": {"numpy"},
+    "torch_private": {"torch"},
     "jit": {"numba"},
     "chain": {"numpy", "scipy", "torch", "rich"},
     "tasks": {"numpy", "scipy", "pymetis", "cvxopt"},

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from memfit.core.errors import BadInput
+from memfit.torch_private.trees import flatten, unflatten
 
 
 class Inputs:
@@ -41,11 +41,11 @@ class Call:
     tensors: tuple[torch.Tensor, ...]
     static: tuple[Any, ...]
     is_tensor: tuple[bool, ...]
-    spec: pytree.TreeSpec
+    spec: Any  # how the leaves are nested
 
     @staticmethod
     def flatten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+        leaves, spec = flatten((args, kwargs))
         is_tensor = tuple(isinstance(x, torch.Tensor) for x in leaves)
         static = tuple(None if t else x for x, t in zip(leaves, is_tensor, strict=True))
         return Call(tuple(x for x, t in zip(leaves, is_tensor, strict=True) if t), static, is_tensor, spec)
@@ -54,7 +54,7 @@ class Call:
         """(args, kwargs) with these tensors in place of the example's."""
         feed = iter(tensors)
         leaves = [next(feed) if t else x for x, t in zip(self.static, self.is_tensor, strict=True)]
-        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        args, kwargs = unflatten(leaves, self.spec)
         return args, kwargs
 
     def key(self) -> tuple[Any, ...]:

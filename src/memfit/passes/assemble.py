@@ -12,10 +12,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch.utils._pytree import tree_map
-
 from memfit.capture.captured import Captured, OpCall, Ref
 from memfit.core.graph import Graph, Op, Variant
+from memfit.torch_private.trees import map_leaves
 
 
 class CycleError(ValueError):
@@ -86,7 +85,7 @@ def assemble(captured: Captured, unordered: list[Item]) -> Captured:
         return Ref(tensors[value.tensor]) if isinstance(value, Ref) else value
 
     def call_of(call: OpCall) -> OpCall:
-        args, kwargs = tree_map(move, (call.args, dict(call.kwargs)))
+        args, kwargs = map_leaves(move, (call.args, dict(call.kwargs)))
         return replace(call, args=args, kwargs=kwargs, outputs=tuple(None if t is None else tensors[t] for t in call.outputs))
 
     def moved(form: Op | Variant) -> dict[str, Any]:

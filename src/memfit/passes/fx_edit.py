@@ -7,13 +7,14 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+
+from memfit.torch_private.trees import map_leaves
 
 
 def insert(like: torch.fx.Node, target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
     """A call where the graph inserts, described as this node is, with a sample of its own."""
     node = like.graph.call_function(target, args, kwargs)
-    given = tree_map(lambda v: v.meta["val"] if isinstance(v, torch.fx.Node) else v, args)
+    given = map_leaves(lambda v: v.meta["val"] if isinstance(v, torch.fx.Node) else v, args)
     sample = like.meta["val"]
     with getattr(sample, "fake_mode", nullcontext()):
         node.meta = {**like.meta, "val": target(*given, **kwargs)}

@@ -36,6 +36,7 @@ from memfit.report.progress import Progress
 from memfit.runtime.arena.planned import BLOCK_BYTES, StepArena, installed
 from memfit.runtime.autograd_step import Ready
 from memfit.runtime.codegen import generate
+from memfit.torch_private.tensors import storage_key
 
 if TYPE_CHECKING:
     from memfit.planning import Planner
@@ -173,7 +174,7 @@ def held_elsewhere(task: Task, call: Call, captured: Captured) -> int:
     state = [t for entry in task.optimizer.state.values() for t in entry.values()] if task.optimizer is not None else []
     gradients = [p.grad for p in task.model.parameters()]
     ours = (*task.model.parameters(), *task.model.buffers(), *call.tensors, *gradients, *state)
-    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in ours if isinstance(t, torch.Tensor) and t.is_cuda}
+    storages = {storage_key(t): t.untyped_storage().nbytes() for t in ours if isinstance(t, torch.Tensor) and t.is_cuda}
     rounded = sum(round_up(size, granularity_of(captured.device)) for size in storages.values())
     return max(0, torch.cuda.memory_allocated(captured.device) - rounded)
 

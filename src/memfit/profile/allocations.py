@@ -82,7 +82,7 @@ class CpuMeter:
             events = [
                 (e.start_ns(), e.nbytes())
                 for e in self._profiler.profiler.kineto_results.events()
-                if e.name() == "[memory]" and e.device_type() == torch._C._autograd.DeviceType.CPU
+                if e.name() == "[memory]" and e.device_type() == torch.autograd.DeviceType.CPU  # type: ignore[attr-defined]
             ]
         finally:
             self._quiet.close()

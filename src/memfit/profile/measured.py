@@ -14,13 +14,15 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from memfit.capture.captured import Captured, OpCall, Ref, Role
 from memfit.core.costs import Costs, Level
 from memfit.profile.allocations import peaks_of
 from memfit.profile.cache import Cache
 from memfit.profile.roofline import estimate_ns, is_free, with_fixed_workspace
+from memfit.torch_private.cuda import keep_busy
+from memfit.torch_private.tensors import disable_autocast
+from memfit.torch_private.trees import map_leaves
 
 Progress = Callable[[str, int, int], None]
 Build = Callable[[list[Any], Iterator[None]], None]
@@ -105,7 +107,7 @@ def signature(captured: Captured, op: int, variant: int = 0) -> str:
             return "?" if sample is None else (str(sample.dtype), tuple(sample.shape), sample.stride())
         return repr(value)
 
-    return f"{_METHOD} {torch.__version__} {name} {tree_map(describe, (call.args, dict(call.kwargs)))} {_settings()}"
+    return f"{_METHOD} {torch.__version__} {name} {map_leaves(describe, (call.args, dict(call.kwargs)))} {_settings()}"
 
 
 def _named(target: Any) -> str:
@@ -144,7 +146,7 @@ def _runner(captured: Captured, op: int, variant: int) -> Callable[[], Any]:
     target = call.target
 
     def run() -> Any:
-        with torch.no_grad(), torch._C._DisableAutocast():  # the casts are ops of their own
+        with torch.no_grad(), disable_autocast():  # the casts are ops of their own
             return target(*args, **kwargs)
 
     return run
@@ -162,7 +164,7 @@ def _real_arguments(captured: Captured, call: OpCall) -> tuple[Any, Any]:
             made[value.tensor] = _like(sample, captured.device)
         return made[value.tensor]
 
-    args, kwargs = tree_map(realise, (call.args, dict(call.kwargs)))
+    args, kwargs = map_leaves(realise, (call.args, dict(call.kwargs)))
     return args, kwargs
 
 
@@ -203,7 +205,7 @@ def _between_events_ns(run: Callable[[], Any]) -> int:
     times: list[float] = []
     for _ in range(5):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(_ASLEEP_CYCLES)
+        keep_busy(_ASLEEP_CYCLES)
         begin.record()
         run()
         end.record()

@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
 from memfit.capture.captured import Captured, OpCall, Ref, Role
 from memfit.core.costs import Costs, Level
 from memfit.core.graph import Variant
 from memfit.profile.devices import Device, device
+from memfit.torch_private.trees import map_leaves
 
 _SLICED = {"convolution_in_slices": torch.ops.aten.convolution, "convolution_backward_in_slices": torch.ops.aten.convolution_backward}
 _BY_ALGORITHM = ("convolution_by", "convolution_backward_by")
@@ -196,6 +196,6 @@ def _flops(captured: Captured, call: OpCall) -> float:
     formula = flop_registry.get(_SLICED.get(name) or getattr(call.target, "overloadpacket", None))
     if formula is None:
         return 0.0
-    args, kwargs = tree_map(lambda x: captured.samples[x.tensor] if isinstance(x, Ref) else x, (call.args, dict(call.kwargs)))
+    args, kwargs = map_leaves(lambda x: captured.samples[x.tensor] if isinstance(x, Ref) else x, (call.args, dict(call.kwargs)))
     outputs: Any = tuple(None if t is None else captured.samples[t] for t in call.outputs)
     return float(formula(*args, **kwargs, out_val=outputs if call.unpack else outputs[0]))

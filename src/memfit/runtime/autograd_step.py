@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
-from torch.utils import _pytree as pytree
 
 from memfit.capture.captured import Captured, Ref
 from memfit.core.costs import Costs
@@ -22,6 +21,8 @@ from memfit.runtime.arena.planned import Run, StepArena
 from memfit.runtime.codegen import Program
 from memfit.runtime.host_copies import HostCopies
 from memfit.runtime.rng import Replay, get_state, set_state
+from memfit.torch_private.tensors import copy_each, disable_autocast, has_hooks, will_execute
+from memfit.torch_private.trees import unflatten
 
 _T = TypeVar("_T")
 TWICE = "backward was called twice on one forward of a fitted model, and its activations are gone after the first: call the model again."
@@ -119,7 +120,7 @@ class Session:
         self.rng, self.host = Replay(self.captured.device), HostCopies(self.captured.device)
         sources = [*self.sources, *self.captured.convention.constants]
         self.arena_run = self.ready.arena.start() if self.ready.arena is not None else None
-        with self.arena_run or nullcontext(), torch._C._DisableAutocast():  # the casts are in the plan
+        with self.arena_run or nullcontext(), disable_autocast():  # the casts are in the plan
             outputs, mutations, self.saved = self.ready.program.forward(sources, self.rng, self.host)
         return outputs, mutations
 
@@ -138,7 +139,7 @@ class Session:
     def _run_backward(self, tangents: list[torch.Tensor], sink: GradientSink) -> None:
         assert self.ready.program.backward is not None
         saved, self.saved = self.saved, None
-        with self.arena_run or nullcontext(), torch._C._DisableAutocast():
+        with self.arena_run or nullcontext(), disable_autocast():
             self.ready.program.backward(saved, tangents, sink.put, self.rng, self.host)
         if self.arena_run is not None:
             self.arena_run.finish()
@@ -218,7 +219,7 @@ def update_sources(captured: Captured, sources: Sequence[torch.Tensor], mutation
         old.append(sources[position].data)
         new.append(value)
     for old, new in together.values():
-        torch._foreach_copy_(old, new)
+        copy_each(old, new)
 
 
 def as_traced(captured: Captured, tangents: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
@@ -264,21 +265,9 @@ def _returned(ctx: Any, session: Step) -> frozenset[int]:
     back = {i for i in range(num_parameters, len(session.sources)) if wanted[i]}
     for i in range(num_parameters):
         leaf = session.sources[i]
-        if wanted[i] and (not leaf.is_leaf or has_hooks(leaf) or not _executes_now(nodes[i])):
+        if wanted[i] and (not leaf.is_leaf or has_hooks(leaf) or not will_execute(nodes[i])):
             back.add(i)
     return frozenset(back)
-
-
-def has_hooks(leaf: torch.Tensor) -> bool:
-    return bool(leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None))
-
-
-def _executes_now(node: Any) -> bool:
-    """Whether this backward will come to a leaf's node; torch.autograd.grad will not, and refuses the question."""
-    try:
-        return bool(torch._C._will_engine_execute_node(node))
-    except RuntimeError:
-        return False
 
 
 def run(session: Step) -> Any:
@@ -288,4 +277,4 @@ def run(session: Step) -> Any:
     graded = iter(PlannedStep.apply(session, holder, *session.sources))
     feed = iter([next(graded) if x is None else x for x in holder])
     leaves = [next(feed) if isinstance(o, Ref) else o for o in convention.outputs]
-    return pytree.tree_unflatten(leaves, convention.output_spec)
+    return unflatten(leaves, convention.output_spec)

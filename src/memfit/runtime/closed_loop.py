@@ -20,6 +20,7 @@ from memfit.core.units import format_bytes, format_percent
 from memfit.runtime.autograd_step import GradientSink, Ready, Session, Step, run, source_bytes
 from memfit.runtime.cuda_graphs import Recorder, Recording, Replayed
 from memfit.runtime.first_step_check import Verdict, compare
+from memfit.torch_private.tensors import has_gradient_hooks, is_profiling, own_tensors
 
 _KNOWN_AFTER = 3  # steps: one recorded, one at planned offsets, one to see what outlived it
 _RESERVED_REPLANS = 2
@@ -224,7 +225,7 @@ class Stepper:
         """Where the plain model fits in the budget beside our gradients; never while gradients accumulate or have hooks."""
         captured, budget = shape.ready.captured, shape.ready.plan.budget.device_bytes
         parameters = list(self.model.parameters())
-        if self.check is False or captured.accumulates or any(p._backward_hooks for p in parameters):
+        if self.check is False or captured.accumulates or any(map(has_gradient_hooks, parameters)):
             return False
         if any(i < len(parameters) for i in sink.returned):
             return False
@@ -331,7 +332,7 @@ class Trial:
 
     @contextmanager
     def _measured(self) -> Iterator[None]:
-        if torch._C._autograd._profiler_enabled():  # the user's own profiler is running: leave it alone
+        if is_profiling():  # the user's own profiler is running: leave it alone
             yield
             return
         meter = self.stepper.meter(self.device)
@@ -365,7 +366,7 @@ def _parts_of(model: nn.Module) -> tuple[tuple[torch.Tensor, ...], tuple[torch.T
     training: list[bool] = []
     for module in model.modules():
         training.append(module.training)
-        for found, tensors in ((parameters, module._parameters), (buffers, module._buffers)):
+        for found, tensors in zip((parameters, buffers), own_tensors(module), strict=True):
             for tensor in tensors.values():
                 if tensor is not None:
                     found.setdefault(id(tensor), tensor)

@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from memfit.capture.captured import Captured, OpCall, Ref, Role
 from memfit.core.costs import HOST, level_name
 from memfit.core.errors import Unsupported
 from memfit.core.schedule import Compute, Free, Offload, Reload, Schedule
+from memfit.torch_private.tensors import direct_call
+from memfit.torch_private.trees import leaves_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,9 +102,7 @@ class _Writer:
 
     def _call(self, op: int, call: OpCall) -> None:
         arguments = [self._render(a) for a in call.args] + [f"{k}={self._render(v)}" for k, v in call.kwargs.items()]
-        # an overload's own __call__ calls this, through Python
-        target = call.target._op if isinstance(call.target, torch._ops.OpOverload) else call.target
-        text = f"{self._constant(target, 'f')}({', '.join(arguments)})"
+        text = f"{self._constant(direct_call(call.target), 'f')}({', '.join(arguments)})"
         seeded = self.graph.ops[op].seeded and op in self.replayed
         replay = op in self.drawn
         if seeded:
@@ -258,6 +256,4 @@ class _Writer:
 
 
 def _refs(value: Any) -> list[Ref]:
-    found: list[Ref] = []
-    torch.utils._pytree.tree_map(lambda x: found.append(x) if isinstance(x, Ref) else None, value)
-    return found
+    return [x for x in leaves_of(value) if isinstance(x, Ref)]

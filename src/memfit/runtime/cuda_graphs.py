@@ -22,6 +22,8 @@ from memfit.core.schedule import Offload
 from memfit.core.units import format_bytes
 from memfit.runtime.autograd_step import TWICE, GradientSink, Ready, as_gradient, as_traced, update_sources
 from memfit.runtime.rng import Replay
+from memfit.torch_private.cuda import clear_cublas_workspaces
+from memfit.torch_private.tensors import disable_autocast, storage_key, storage_uses
 
 _T = TypeVar("_T")
 _SMALL_BYTES = 2**20
@@ -41,9 +43,7 @@ class CudaGraphs:
         self.device, self.room_bytes = device, room_bytes
         self.pool = torch.cuda.graph_pool_handle()
         self.stream = torch.cuda.Stream(device)
-        clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-        if clear is not None:  # recorded products take one of their own, in the pool
-            clear()
+        clear_cublas_workspaces()  # recorded products take one of their own, in the pool
 
     def record(self, work: Callable[[], _T]) -> tuple[Callable[[], None], _T]:
         graph = torch.cuda.CUDAGraph()
@@ -76,10 +76,10 @@ class Recording:
         self.tangents = [_twin(t) for t in (self.captured.samples[i] for i in convention.tangents) if t is not None]
         self._saved: list[Any] = []
         self._rng = Replay(self.captured.device)
-        with torch.no_grad(), torch._C._DisableAutocast():  # the casts are in the plan
+        with torch.no_grad(), disable_autocast():  # the casts are in the plan
             self._forward, self.outputs = recorder.record(self._record_forward)
             self._backward, self.gradients = recorder.record(self._record_backward)
-        self._uses = [(storage, _uses(storage)) for storage in map(_storage, (*self.outputs, *self.gradients.values()))]
+        self._uses = [(key, storage_uses(key)) for key in map(storage_key, (*self.outputs, *self.gradients.values()))]
         self._latest: weakref.ref[Replayed] | None = None
 
     def _record_forward(self) -> list[torch.Tensor]:
@@ -111,7 +111,7 @@ class Recording:
     def is_free(self) -> bool:
         """Whether the step before is over, and nobody holds what it made."""
         latest = self._latest() if self._latest is not None else None
-        return (latest is None or latest.done) and all(_uses(storage) == count for storage, count in self._uses)
+        return (latest is None or latest.done) and all(storage_uses(key) == count for key, count in self._uses)
 
     def begin(self, session: Replayed) -> list[torch.Tensor]:
         self._latest = weakref.ref(session)
@@ -152,11 +152,3 @@ def refuse_unrecordable(ready: Ready) -> None:
 
 def _twin(sample: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(sample.shape, sample.stride(), dtype=sample.dtype, device=sample.device)
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
-def _uses(storage: int) -> int:
-    return int(torch._C._storage_Use_Count(storage))

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from memfit.runtime.autograd_step import Session
 from memfit.runtime.rng import get_state, set_state
+from memfit.torch_private.trees import leaves_of
 
 _TOLERANCE = 1e-3
 
@@ -97,7 +97,7 @@ def _run_plain(session: Session, tangents: tuple[torch.Tensor, ...], plain: Call
     set_state(device, session.rng_at_start)
     try:
         with torch.enable_grad():
-            outputs = [t for t in pytree.tree_leaves(plain()) if isinstance(t, torch.Tensor)]
+            outputs = [t for t in leaves_of(plain()) if isinstance(t, torch.Tensor)]
             graded = [outputs[i] for i in convention.differentiable]
             gradients = torch.autograd.grad(graded, [p for _, p in _trained(session)], list(tangents), allow_unused=True)
         buffers = {i: session.sources[i].data.clone() for i in session.old_buffers}

@@ -27,6 +27,7 @@ from memfit.capture.trace.joint_graph import Joint
 from memfit.capture.trace.provenance import where_of
 from memfit.core.errors import Unsupported
 from memfit.core.graph import Graph, Kind, Op, Storage, Tensor
+from memfit.torch_private.tensors import schema_of, storage_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -396,7 +397,7 @@ def _storage_identity(tensor: torch.Tensor, granularity: int) -> tuple[int, int]
     """Two sources over one storage (flattened RNN weights, views) are one storage."""
     try:
         storage = tensor.untyped_storage()
-        return storage._cdata, round_up(storage.nbytes(), granularity)
+        return storage_key(storage), round_up(storage.nbytes(), granularity)
     except (NotImplementedError, RuntimeError):
         return id(tensor), round_up(tensor.numel() * tensor.element_size(), granularity)
 
@@ -404,7 +405,7 @@ def _storage_identity(tensor: torch.Tensor, granularity: int) -> tuple[int, int]
 def _argument(node: torch.fx.Node, position: int) -> Any:
     if position < len(node.args):
         return node.args[position]
-    return node.kwargs.get(node.target._schema.arguments[position].name)  # type: ignore[union-attr]
+    return node.kwargs.get(schema_of(node.target).arguments[position].name)
 
 
 def _name(target: Any) -> str:
@@ -415,7 +416,7 @@ def _is_seeded(node: torch.fx.Node) -> bool:
     """Whether an op draws random numbers. Attention without dropout does not, though its kernels are marked as if they did."""
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
-    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+    for position, argument in enumerate(schema_of(node.target).arguments):
         if argument.name == "dropout_p":
             given = node.args[position] if position < len(node.args) else argument.default_value
             return bool(node.kwargs.get("dropout_p", given) != 0.0)

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from memfit.capture.lower.storages import round_up
 from memfit.core.errors import Unsupported
+from memfit.torch_private.fake import fake_mode, is_fake, watch_ops
+from memfit.torch_private.tensors import storage_key
+from memfit.torch_private.trees import leaves_of
 
 SCALARS_BYTES = 16
 """Python numbers in an op (`/ 0.04`, `+ eps`) become tensors of a few bytes, which tracing does not show."""
@@ -34,12 +34,12 @@ class OptimizerBytes:
 
 def optimizer_bytes(optimizer: torch.optim.Optimizer, *, granularity: int = 1) -> OptimizerBytes:
     """State and temporaries of `optimizer`, for gradients on every parameter that requires one."""
-    counters = {id(t): t.item() for t in tree_leaves(dict(optimizer.state)) if _is_counter(t)}
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        twin = _fake_twin(optimizer, mode)
+    counters = {id(t): t.item() for t in leaves_of(dict(optimizer.state)) if _is_counter(t)}
+    with fake_mode(allow_non_fake_inputs=True):
+        twin = _fake_twin(optimizer)
         counter = _Counter(granularity)
         try:
-            with counter:
+            with watch_ops(counter.run):
                 _carry_state(optimizer, twin, counters)
                 twin.step()
                 state = counter.held
@@ -54,14 +54,14 @@ def optimizer_bytes(optimizer: torch.optim.Optimizer, *, granularity: int = 1) -
     return OptimizerBytes(state_bytes=state, temporary_bytes=temporary + SCALARS_BYTES if temporary else 0)
 
 
-def _fake_twin(optimizer: torch.optim.Optimizer, mode: FakeTensorMode) -> torch.optim.Optimizer:
+def _fake_twin(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     twin = copy.copy(optimizer)
     twin.__dict__ = dict(optimizer.__dict__)
     groups = []
     for group in optimizer.param_groups:
         fakes = []
         for parameter in group["params"]:
-            fake = parameter if isinstance(parameter, FakeTensor) else torch.empty_like(parameter, device=_device(parameter))
+            fake = parameter if is_fake(parameter) else torch.empty_like(parameter, device=_device(parameter))
             fake = torch.nn.Parameter(fake.detach(), requires_grad=parameter.requires_grad)
             if parameter.requires_grad:
                 fake.grad = torch.empty_like(fake)
@@ -73,7 +73,7 @@ def _fake_twin(optimizer: torch.optim.Optimizer, mode: FakeTensorMode) -> torch.
 
 
 def _is_counter(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() == 0 and value.device.type != "meta" and not isinstance(value, FakeTensor)
+    return isinstance(value, torch.Tensor) and value.dim() == 0 and value.device.type != "meta" and not is_fake(value)
 
 
 def _carry_state(optimizer: torch.optim.Optimizer, twin: torch.optim.Optimizer, counters: dict[int, float]) -> None:
@@ -95,27 +95,26 @@ def _device(tensor: torch.Tensor) -> str | torch.device:
     return "cpu" if tensor.device.type == "meta" else tensor.device
 
 
-class _Counter(TorchDispatchMode):
+class _Counter:
     """Counts live bytes of the storages that ops make."""
 
     def __init__(self, granularity: int) -> None:
-        super().__init__()
         self.granularity = granularity
         self.held = self.peak = 0
         self.live: set[int] = set()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
+    def run(self, op: Any, args: Any, kwargs: Any) -> Any:
+        known = {storage_key(t) for t in leaves_of((args, kwargs)) if isinstance(t, torch.Tensor)}
+        result = op(*args, **kwargs)
+        for tensor in leaves_of(result):
             if isinstance(tensor, torch.Tensor):
                 storage = tensor.untyped_storage()
-                if storage._cdata not in known and storage._cdata not in self.live:
+                if storage_key(storage) not in known | self.live:
                     self._add(storage)
         return result
 
     def _add(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, round_up(storage.nbytes(), self.granularity)
+        key, size = storage_key(storage), round_up(storage.nbytes(), self.granularity)
         self.live.add(key)
         self.held += size
         self.peak = max(self.peak, self.held)

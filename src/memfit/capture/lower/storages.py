@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from memfit.core.errors import Unsupported
+from memfit.torch_private.tensors import schema_of
 
 # These alias their first argument though their schema does not say so.
 _UNDECLARED_VIEWS = {"aten::_unsafe_view", "aten::_reshape_alias", "aten::lift_fresh", "aten::detach", "aten::alias"}
@@ -14,7 +15,7 @@ _UNDECLARED_VIEWS = {"aten::_unsafe_view", "aten::_reshape_alias", "aten::lift_f
 
 def viewed_argument(target: Any, output: int) -> int | None:
     """The position of the argument that output number `output` of the op is a view of, or None when it is fresh."""
-    schema = getattr(target, "_schema", None)
+    schema = schema_of(target)
     if schema is None:
         return None
     if schema.name in _UNDECLARED_VIEWS:

@@ -1,4 +1,4 @@
-"""Everything private to torch that capture needs: the joint forward+backward graph of a model, traced on fake tensors.
+"""The joint graph, forward and backward, of a model, traced on fake tensors.
 
 The model's parameters and buffers are handed in as inputs (tied ones once), the call is traced with its backward, and the
 result is an fx graph over aten ops with a description on every input and output. Nothing is computed or allocated.
@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch._functorch import config as functorch_config
-from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils import _pytree as pytree
 
 from memfit.capture.inputs import Call
-from memfit.capture.trace.fixes import decompositions, faithful_recurrence
+from memfit.capture.trace.fixes import decompositions
 from memfit.capture.trace.gpu_attention import GpuAttention
 from memfit.capture.trace.known_constants import KnownConstants
 from memfit.capture.trace.provenance import recording_where
 from memfit.core.errors import Unsupported
+from memfit.torch_private.fake import Mode, is_fake, shared_fake_mode
+from memfit.torch_private.trace import JointTrace, say_compiling, trace_joint
+from memfit.torch_private.trees import flatten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +31,7 @@ class Joint:
     """The traced step. `inputs`/`outputs` are torch's descriptors, in graph order."""
 
     module: torch.fx.GraphModule
-    output_spec: pytree.TreeSpec
+    output_spec: Any
     output_leaves: tuple[Any, ...]  # None where the graph gives a tensor, else the plain value
     num_parameters: int
     num_buffers: int
@@ -65,7 +64,7 @@ def trace(
         except _DataDependentError:
             # Models ask torch.compiler.is_compiling() before they branch on values, and have another way then. Only on demand:
             # the way without is the one the plain model takes, bit for bit.
-            with _compiling():
+            with say_compiling():
                 return _trace_separate(model, call, loss_fn, num_targets, manner)
 
 
@@ -85,17 +84,6 @@ class _DataDependentError(Unsupported):
     """The trace met a branch or a shape that depends on tensor values."""
 
 
-@contextlib.contextmanager
-def _compiling() -> Iterator[None]:
-    """What torch.export tells models: that they are being traced."""
-    before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = before
-
-
 class _Step(nn.Module):
     """Takes parameters and buffers as its own, so that each appears once however often the model ties it."""
 
@@ -103,7 +91,7 @@ class _Step(nn.Module):
         super().__init__()
         self._plain = (model, call, loss_fn, num_targets, cloned)  # in a tuple: not registered as a submodule
         self._names: list[tuple[str, str]] = []
-        mode = _fake_mode(model, call)
+        mode = shared_fake_mode((*model.parameters(), *model.buffers(), *call.tensors))
         self.tensors = tuple(_movable(t, mode) for t in call.tensors)
         for i, (name, parameter) in enumerate(model.named_parameters()):
             self.register_parameter(f"parameter_{i}", _movable(parameter, mode))
@@ -111,7 +99,7 @@ class _Step(nn.Module):
         for i, (name, buffer) in enumerate(model.named_buffers()):
             self.register_buffer(f"buffer_{i}", _movable(buffer, mode))
             self._names.append((f"buffer_{i}", name))
-        self.output_spec: pytree.TreeSpec | None = None
+        self.output_spec: Any = None
         self.output_leaves: tuple[Any, ...] = ()
 
     def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -122,27 +110,19 @@ class _Step(nn.Module):
         result = torch.func.functional_call(model, state, inputs, kwargs)
         if loss_fn is not None:
             result = loss_fn(result, *targets)
-        leaves, self.output_spec = pytree.tree_flatten(result)
+        leaves, self.output_spec = flatten(result)
         self.output_leaves = tuple(None if isinstance(x, torch.Tensor) else x for x in leaves)
         found = [x for x in leaves if isinstance(x, torch.Tensor)]
         return [x.clone() if i in cloned else x for i, x in enumerate(found)]
-
-
-def _fake_mode(model: nn.Module, call: Call) -> FakeTensorMode:
-    """The mode of tensors that are fake already, so that all of the step shares it."""
-    for tensor in (*model.parameters(), *model.buffers(), *call.tensors):
-        if isinstance(tensor, FakeTensor):
-            return tensor.fake_mode
-    return FakeTensorMode()
 
 
 def _device(step: _Step) -> torch.device:
     return next((t.device for t in (*step.parameters(), *step.buffers(), *step.tensors)), torch.device("cpu"))
 
 
-def _movable(tensor: torch.Tensor, mode: FakeTensorMode) -> Any:
+def _movable(tensor: torch.Tensor, mode: Mode) -> Any:
     """A tensor on the meta device becomes a fake one on the CPU, so that the ops traced are those of a real device."""
-    if tensor.device.type != "meta" or isinstance(tensor, FakeTensor):
+    if tensor.device.type != "meta" or is_fake(tensor):
         return tensor
     with mode:
         fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
@@ -155,46 +135,31 @@ def _export(model: nn.Module, step: _Step, manner: Manner) -> tuple[Joint, froze
     table = decompositions(_device(step)) if manner.decompositions is None else dict(manner.decompositions)
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(manner.training))
-        stack.enter_context(_settings())
         stack.enter_context(recording_where(model))
         stack.enter_context(KnownConstants())
         if manner.gpu_attention:
             stack.enter_context(GpuAttention())
         try:
-            exported = aot_export_joint_with_descriptors(stack, step, step.tensors, decompositions=table)
+            traced = trace_joint(step, step.tensors, table, model=model)
+        except Unsupported:
+            raise
         except Exception as error:
             raise _refusal(error) from error
-    metadata = exported._aot_state.fw_metadata
-    aliases = frozenset(
-        i
-        for i, info in enumerate(metadata.output_info)
-        if info.requires_grad and info.output_type.name not in ("non_alias", "custom_function_view")
-    )
-    _check_mutations(metadata, step)
+    _check_mutations(traced, step)
     assert step.output_spec is not None
     joint = Joint(
-        module=exported.graph_module,
+        module=traced.module,
         output_spec=step.output_spec,
         output_leaves=step.output_leaves,
-        num_parameters=len(exported.params_spec),
-        num_buffers=len(exported.buffers_spec),
+        num_parameters=traced.num_parameters,
+        num_buffers=traced.num_buffers,
     )
-    return joint, aliases - step._plain[4]
+    return joint, traced.aliased_outputs - step._plain[4]
 
 
-@contextlib.contextmanager
-def _settings() -> Iterator[None]:
-    """Backward outside autocast, as `loss.backward()` runs it; static shapes."""
-    patches: dict[str, Any] = {}
-    if hasattr(functorch_config, "backward_pass_autocast"):
-        patches["backward_pass_autocast"] = "off"
-    with functorch_config.patch(patches), faithful_recurrence():
-        yield
-
-
-def _check_mutations(metadata: Any, step: _Step) -> None:
+def _check_mutations(traced: JointTrace, step: _Step) -> None:
     num_state = len(step._names)
-    for position, info in enumerate(metadata.input_info):
+    for position, info in enumerate(traced.inputs):
         if info.mutates_metadata:
             raise Unsupported(
                 f"input {position - num_state} has its shape or strides changed in place: pass a copy, or change it outside the model."

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
+
+from memfit.torch_private.fake import leave_modes
+from memfit.torch_private.trees import leaves_of, map_leaves
 
 _MAX_ELEMENTS = 1 << 20
 _MAKERS = {torch.arange, torch.ones, torch.zeros, torch.full, torch.tensor, torch.linspace, torch.eye}
@@ -38,7 +39,7 @@ class KnownConstants(TorchFunctionMode):
         if func in _ANSWERS and isinstance(args[0], torch.Tensor) and args[0] in self.known:
             return _really(func, (self.known[args[0]],), {})
         result = func(*args, **kwargs)
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        tensors = [t for t in leaves_of((args, kwargs)) if isinstance(t, torch.Tensor)]
         if name == "__setitem__" or (name.endswith("_") and not name.startswith("__")) or "out" in kwargs:
             for tensor in tensors:
                 self.known.pop(tensor, None)  # written in place: its value is no longer what we computed
@@ -55,7 +56,7 @@ class KnownConstants(TorchFunctionMode):
         return all(t in self.known for t in tensors) if tensors else func in _MAKERS
 
     def _learn(self, result: torch.Tensor, func: Any, args: Any, kwargs: Any) -> None:
-        real_args, real_kwargs = tree_map(lambda x: self.known[x] if isinstance(x, torch.Tensor) else x, (args, kwargs))
+        real_args, real_kwargs = map_leaves(lambda x: self.known[x] if isinstance(x, torch.Tensor) else x, (args, kwargs))
         try:
             value = _really(func, real_args, real_kwargs)
         except (RuntimeError, TypeError, ValueError, IndexError):
@@ -65,5 +66,5 @@ class KnownConstants(TorchFunctionMode):
 
 
 def _really(func: Any, args: Any, kwargs: Any) -> Any:
-    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+    with leave_modes(), torch.no_grad():
         return func(*args, **kwargs)

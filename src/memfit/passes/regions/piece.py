@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from memfit.capture.captured import Captured, OpCall, Ref
 from memfit.passes.regions.compiler import Compiler, Compiles, Run
+from memfit.torch_private.tensors import storage_key
+from memfit.torch_private.trees import map_leaves
 
 Source = tuple[torch.fx.GraphModule, list[torch.Tensor]]
 
@@ -112,8 +113,8 @@ _COMPILED: dict[tuple[str, str], Run] = {}  # of this process, over all steps
 
 def _shares_memory(inputs: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> bool:
     """Whether an output lies in an input or in another output: a compiler may find them equal, but a plan frees them one by one."""
-    seen = [t.untyped_storage()._cdata for t in made]
-    return len(set(seen)) < len(seen) or not {t.untyped_storage()._cdata for t in inputs}.isdisjoint(seen)
+    seen = [storage_key(t) for t in made]
+    return len(set(seen)) < len(seen) or not {storage_key(t) for t in inputs}.isdisjoint(seen)
 
 
 def _separated(run: Run) -> Run:
@@ -142,7 +143,7 @@ def module_of(captured: Captured, part: Slice) -> torch.fx.GraphModule:
         node_of[tensor].meta["val"] = captured.samples[tensor]
     for op in part.ops:
         call = captured.calls[op]
-        args, kwargs = tree_map(lambda v: node_of[v.tensor] if isinstance(v, Ref) else v, (call.args, dict(call.kwargs)))
+        args, kwargs = map_leaves(lambda v: node_of[v.tensor] if isinstance(v, Ref) else v, (call.args, dict(call.kwargs)))
         assert call.target is not None
         node = graph.call_function(call.target, args, kwargs)
         if call.unpack:
@@ -184,7 +185,7 @@ def digest_of(captured: Captured, part: Slice) -> str:
         text.append((str(sample.dtype), tuple(sample.shape), sample.stride(), str(sample.device)))
     for op in part.ops:
         call = captured.calls[op]
-        text.append((str(call.target), str(tree_map(local, (call.args, dict(call.kwargs))))))
+        text.append((str(call.target), str(map_leaves(local, (call.args, dict(call.kwargs))))))
         for made in call.outputs:
             if made is not None:
                 number.setdefault(made, len(number))

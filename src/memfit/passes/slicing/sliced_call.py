@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_map
 
 from memfit.capture.captured import Captured, OpCall, Ref
 from memfit.passes.regions.compiler import Compiler, PlainOps
@@ -27,6 +25,8 @@ from memfit.passes.regions.piece import Piece
 from memfit.passes.slicing.analysis import Batch
 from memfit.passes.slicing.find_blocks import Part
 from memfit.passes.slicing.states import SUMMED, UNIFORM, Rows, Split, State
+from memfit.torch_private.fake import fake_mode
+from memfit.torch_private.trees import map_leaves
 
 aten, prims = torch.ops.aten, torch.ops.prims
 _NARROW = (torch.float16, torch.bfloat16)  # too few digits to add many numbers in
@@ -106,7 +106,7 @@ def _new(layout: Layout, cut: Split | None, device: torch.device) -> torch.Tenso
 
 def _piece(batch: Batch, part: Part, count: int, compiler: Compiler | None) -> Piece:
     module, layouts = _Writer(batch, part, count).module()
-    with torch.no_grad(), FakeTensorMode():
+    with torch.no_grad(), fake_mode():
         _Shapes(module).run(*_empty(layouts))
     nodes = [(n.op, str(n.target), str(n.args), str(n.kwargs)) for n in module.graph.nodes]
     digest = hashlib.sha256(repr((nodes, [str(layout) for layout in layouts])).encode()).hexdigest()[:16]
@@ -134,7 +134,7 @@ def _empty(layouts: Sequence[Layout]) -> list[torch.Tensor]:
 
 
 def _fake(layouts: Sequence[Layout]) -> list[torch.Tensor]:
-    with FakeTensorMode():
+    with fake_mode():
         return _empty(layouts)
 
 
@@ -180,7 +180,7 @@ class _Writer:
                 return self._constant(value.tensor, answer.takes[value.tensor])
             return self.node_of[value.tensor]
 
-        args, kwargs = tree_map(given, (answer.args, dict(call.kwargs)))
+        args, kwargs = map_leaves(given, (answer.args, dict(call.kwargs)))
         assert call.target is not None
         node = self.graph.call_function(call.target, args, kwargs)
         for position, made in enumerate(call.outputs):

@@ -14,9 +14,9 @@ from enum import Enum
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from memfit.capture.captured import OpCall, Ref
+from memfit.torch_private.trees import leaves_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Asked:
         return self.samples[output]
 
     def given(self) -> Iterator[tuple[int, State]]:
-        for value in tree_leaves((self.args, dict(self.call.kwargs))):
+        for value in leaves_of((self.args, dict(self.call.kwargs))):
             if isinstance(value, Ref):
                 yield value.tensor, self.states[value.tensor]
 

@@ -22,8 +22,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_map
 
 from memfit.capture.captured import Captured, OpCall, Ref, Role
 from memfit.capture.lower.storages import allocated_bytes, granularity_of
@@ -32,6 +30,8 @@ from memfit.kernels import implementations as impl
 from memfit.passes.assemble import Item, assemble, item_of
 from memfit.passes.regions.compiler import Compiler
 from memfit.passes.regions.groups import Fusion
+from memfit.torch_private.fake import fake_mode
+from memfit.torch_private.trees import map_leaves
 
 aten = torch.ops.aten
 Samples = dict[int, torch.Tensor]
@@ -141,7 +141,7 @@ def _dense_gradients(captured: Captured, found: Concatenation, known: Mapping[in
     """`known`, and samples of the parts' gradients and views of them when each part lies alone; None when that would change the
     layout of anything made from them."""
     graph, samples = captured.graph, dict(known)
-    with FakeTensorMode():
+    with fake_mode():
         for part in found.parts:
             old = _sample(captured, part.gradient)
             strides = impl.dense_strides(tuple(old.shape), old.stride())
@@ -168,7 +168,7 @@ def _made(captured: Captured, op: Op, samples: Samples) -> Samples | None:
     call = captured.calls[op.id]
     if call.role is not Role.CALL or call.target is None or call.target in (aten.as_strided.default, aten.as_strided_copy.default):
         return None
-    with FakeTensorMode(), torch.no_grad():
+    with fake_mode(), torch.no_grad():
 
         def fake(value: Any) -> Any:
             if not isinstance(value, Ref):
@@ -177,7 +177,7 @@ def _made(captured: Captured, op: Op, samples: Samples) -> Samples | None:
             like = _sample(captured, value.tensor) if like is None else like
             return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
 
-        args, kwargs = tree_map(fake, (call.args, dict(call.kwargs)))
+        args, kwargs = map_leaves(fake, (call.args, dict(call.kwargs)))
         try:
             result = call.target(*args, **kwargs)
         except RuntimeError:

@@ -15,13 +15,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from memfit.capture.captured import Captured, OpCall, Ref
 from memfit.capture.lower.storages import round_up
 from memfit.passes.regions.compiler import Compiler, Run
 from memfit.passes.rewriter import Rewriter
 from memfit.passes.step.chunked_loss import Head, find_heads
+from memfit.torch_private.trace import trace_function
 
 aten = torch.ops.aten
 _NUM_CHUNKS = 8
@@ -92,7 +92,7 @@ class FusedLoss:
         inputs = [logits, labels, scale]
         key = (tuple(logits.shape), logits.dtype, width)
         if key not in self._kernels:
-            traced = make_fx(partial(self._loss_and_change, width), tracing_mode="fake")(*inputs)
+            traced = trace_function(partial(self._loss_and_change, width), inputs)
             samples = [n.meta["val"] for n in traced.graph.nodes if n.op == "placeholder"]
             self._kernels[key] = self.compiler.compile(traced, samples)
         del logits

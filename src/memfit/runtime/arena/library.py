@@ -143,7 +143,7 @@ def _flags(malloc: bool) -> list[str]:
     from torch.utils.cpp_extension import include_paths, library_paths
 
     libraries = library_paths()
-    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     return [
         abi,
         *(f"-I{p}" for p in include_paths()),

@@ -24,6 +24,7 @@ from memfit.core.errors import Unsupported
 from memfit.core.lifetimes import SCRATCH, Lifetime
 from memfit.core.plan import Layout
 from memfit.runtime.arena.library import ArenaStats, Ints, Library, Verdict, load_cuda
+from memfit.torch_private.cuda import device_index
 
 BLOCK_BYTES = 512
 """Sizes and offsets are multiples of this, as in torch's own allocator."""
@@ -42,7 +43,7 @@ class Allocator:
 
     def stats(self, device: int | torch.device | None = None) -> ArenaStats:
         """What the allocator holds and has taken from the driver on one device, by default the current one."""
-        return self.library.stats(_index(device))
+        return self.library.stats(device_index(device))
 
     def settle(self) -> None:
         """Look at the last finished run: what deviated or outlived its step is packed anew."""
@@ -179,13 +180,9 @@ def _report_through_torch(allocator: Allocator) -> None:
         }
 
     def reset_peaks(device: Any = None) -> None:
-        allocator.library.functions.memfit_reset_peaks(_index(device))
+        allocator.library.functions.memfit_reset_peaks(device_index(device))
 
     memory: Any = torch.cuda.memory
     for module in (memory, torch.cuda):
         for name, ours in (("memory_stats_as_nested_dict", nested), ("reset_peak_memory_stats", reset_peaks)):
             setattr(module, name, ours)
-
-
-def _index(device: int | torch.device | None) -> int:
-    return int(torch.cuda._utils._get_device_index(device, optional=True))

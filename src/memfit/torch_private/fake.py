@@ -1,0 +1,51 @@
+"""Fake tensors: shapes, strides and types without data, on which ops run without computing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from memfit.torch_private.probe import Symbol
+
+_TENSOR = Symbol("torch._subclasses.fake_tensor.FakeTensor", "trace without computing")
+_MODE = Symbol("torch._subclasses.fake_tensor.FakeTensorMode", "trace without computing")
+_DISPATCH_MODE = Symbol("torch.utils._python_dispatch.TorchDispatchMode", "see the ops of an optimizer's step")
+_NO_MODES = Symbol("torch.utils._python_dispatch._disable_current_modes", "compute with real values while tracing")
+_NO_FUNCTIONS = Symbol("torch._C.DisableTorchFunction", "compute with real values while tracing")
+
+Mode = AbstractContextManager[Any]
+"""Inside it tensors are made fake."""
+
+
+def fake_mode(**settings: Any) -> Mode:
+    mode: Mode = _MODE()(**settings)
+    return mode
+
+
+def shared_fake_mode(tensors: Iterable[Any]) -> Mode:
+    """The mode of the first tensor that is fake already, so that all share it; else a new one."""
+    found = next((t.fake_mode for t in tensors if is_fake(t)), None)
+    return found if found is not None else fake_mode()
+
+
+def is_fake(tensor: Any) -> bool:
+    return isinstance(tensor, _TENSOR())
+
+
+@contextmanager
+def leave_modes() -> Iterator[None]:
+    """Around what is to run for real in the middle of a trace."""
+    with _NO_MODES()(), _NO_FUNCTIONS()():
+        yield
+
+
+def watch_ops(run: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]) -> AbstractContextManager[Any]:
+    """Inside it every op is given to `run(op, args, kwargs)`, which runs it and gives its result."""
+
+    class Watching(_DISPATCH_MODE()):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return run(func, args, kwargs or {})
+
+    mode: AbstractContextManager[Any] = Watching()
+    return mode
