@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-full lint bench docs schedules setup clean
+.PHONY: demo test test-full lint bench docs results schedules setup clean
 
 setup: $(READY)
 
@@ -32,6 +32,9 @@ lint: setup
 bench: setup
 	@echo "Benchmarks (run one with: $(BIN)/python benchmarks/NAME.py --help):"
 	@for f in benchmarks/[!_]*.py; do grep -q __main__ $$f || continue; printf "  %-34s %s\n" "$$f" "$$(sed -n '1s/^"""//p' $$f | sed 's/"""$$//')"; done
+
+results: setup
+	$(BIN)/python scripts/results.py --write
 
 docs: setup
 	$(BIN)/python scripts/cli_reference.py

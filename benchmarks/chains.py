@@ -11,10 +11,8 @@ already took the package too long or failed. The peers come with `pip install -e
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import math
-import platform
 import resource
 import signal
 import subprocess
@@ -23,8 +21,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "chain_2core-cpu_202611"
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "src")]
+
+from benchmarks.lib.results import provenance, write_results
+
+TITLE = "Chain checkpointing: cost of the schedule and time to make it"
+TEXT = f"""\
+A case is stopped after {{limit:.0f}} s, from 10,000 steps on after {{short:.0f}} s (memfit's: {{long:.0f}} s).
+
+{(__doc__ or "").split(chr(10) * 2, 1)[1].strip()}"""
 LENGTHS = (500, 2_000, 10_000, 100_000)
 THEMES: dict[str, dict[str, Any]] = {
     "two levels (5, 20), uf 1, ub 1": {"slots": [5, 20], "write": [0, 5], "read": [0, 5], "uf": 1, "ub": 1},
@@ -159,66 +164,6 @@ def attempt(case: dict[str, Any], limit_s: float) -> dict[str, Any]:
     return {**case, **json.loads(done.stdout.splitlines()[-1]), "wall_s": wall_s}
 
 
-def environment(command: str, limit_s: float) -> dict[str, Any]:
-    versions = {n: importlib.metadata.version(n) for n in ("numpy", "numba", "checkpoint-schedules", "pyrevolve")}
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
-    return {
-        "command": command,
-        "commit": commit,
-        "python": platform.python_version(),
-        "versions": versions,
-        "limit_s": limit_s,
-        "seed": None,
-    }
-
-
-def cell(row: dict[str, Any], best: float) -> str:
-    if "failure" in row:
-        return row["failure"]
-    ratio = "" if row["cost"] <= best else f" ({row['cost'] / best:.2f}×)"
-    warm = "" if row["warm_s"] is None else f", warm {row['warm_s']:.3g} s"
-    return f"{row['cost']:,}{ratio} in {row['cold_s']:.3g} s{warm}"
-
-
-def table(rows: list[dict[str, Any]], theme: str) -> list[str]:
-    lines = [f"### {theme}", "", "| steps | " + " | ".join(PACKAGES) + " |", "|---|" + "---|" * len(PACKAGES)]
-    for length in LENGTHS:
-        group = [r for r in rows if r["theme"] == theme and r["length"] == length]
-        if group:
-            best = min((r["cost"] for r in group if "cost" in r), default=0)
-            by_package = {r["package"]: cell(r, best) for r in group}
-            lines.append(f"| {length:,} | " + " | ".join(by_package.get(p, "not run") for p in PACKAGES) + " |")
-    return [*lines, ""]
-
-
-def write_report(rows: list[dict[str, Any]], about: dict[str, Any]) -> None:
-    with open(RESULTS.with_suffix(".jsonl"), "w") as file:
-        for row in ({"about": about}, *rows):
-            file.write(json.dumps(row) + "\n")
-    higher = [r for r in rows if r["package"] == "memfit" and "cost" in r and _beaten(r, rows)]
-    lines = [
-        "# Chain checkpointing: cost of the schedule and time to make it",
-        "",
-        f"Two CPU cores shared with other jobs, Python {about['python']}, commit {about['commit']}, "
-        + ", ".join(f"{k} {v}" for k, v in about["versions"].items())
-        + f". Command: `{about['command']}`. A case is stopped after {about['limit_s']:.0f} s, "
-        f"from 10,000 steps on after {about['limit_s'] / 6:.0f} s (memfit's: {2 * about['limit_s']:.0f} s).",
-        "",
-        str(__doc__).split("\n\n", 1)[1].strip(),
-        "",
-        f"Cases in which another package's schedule is cheaper than memfit's: {len(higher)}.",
-        "",
-    ]
-    for theme in dict.fromkeys(r["theme"] for r in rows):
-        lines += table(rows, theme)
-    RESULTS.with_suffix(".md").write_text("\n".join(lines))
-
-
-def _beaten(row: dict[str, Any], rows: list[dict[str, Any]]) -> bool:
-    same = [r for r in rows if r["theme"] == row["theme"] and r["length"] == row["length"] and "cost" in r]
-    return any(r["cost"] < row["cost"] for r in same)
-
-
 def limit_factor(package: str, length: int) -> float:
     """Other packages take minutes from 10,000 steps on: a shorter wait is enough to see that."""
     return 2.0 if package == "memfit" else 1.0 if length <= 2_000 else 1 / 6
@@ -248,8 +193,9 @@ def main() -> None:
                 if "failure" in row and package != "memfit":
                     given_up.add((theme, package))  # longer chains only take longer
                 print(f"{theme:36} {length:7} {package:22} {row.get('cost', row.get('failure'))} {row.get('cold_s', '')}", flush=True)
-    command = "python benchmarks/chains.py " + " ".join(sys.argv[1:])
-    write_report(rows, environment(command.strip(), arguments.limit))
+    text = TEXT.format(limit=arguments.limit, short=arguments.limit / 6, long=2 * arguments.limit)
+    facts = provenance(0, ("numpy", "numba", "checkpoint-schedules", "pyrevolve"))
+    write_results("chain", title=TITLE, text=text, columns=(), rows=rows, run=facts, table="chains")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import fcntl
-import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from torch import nn
 
 from benchmarks.lib.gpu import gradients, timed
 from benchmarks.lib.replays import issued_ms
+from benchmarks.lib.results import read_results
 from benchmarks.models.peers import Peer
 
 TRIES = 3
@@ -127,7 +127,7 @@ def held(model: nn.Module, inputs: tuple[torch.Tensor, ...], targets: tuple[torc
 
 
 def records(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return read_results(path)[1]
 
 
 def peer_peaks(path: Path, model: str, known: list[float]) -> list[tuple[str, int]]:

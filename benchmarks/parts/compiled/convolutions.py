@@ -24,7 +24,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.lib.results import command, provenance, write_results
+from benchmarks.lib.results import command, provenance, read_results, write_results
+from benchmarks.lib.tables import WORTH_SHOWING_MIB
 from benchmarks.models.peers import PEERS, Peer
 from memfit.capture.capture import capture
 from memfit.capture.captured import OpCall, Role
@@ -40,13 +41,12 @@ COLUMNS = ("model", "layout", "layer", "pass", "algorithm", "time_ms", "workspac
 _RUNS = 5
 _MOST_WORKSPACE = 16 * 2**30
 _SLOW = 8  # times PyTorch's time: not measured again
-_WORTH_SHOWING_MIB = 16
 _TEXT = (
     "fp32 with TF32, the batch sizes of `benchmarks/models/peers.py`; layers whose largest tensor is at least 1/400 of the step's bytes, "
     "each distinct one once, all operands dense. `pytorch` is the algorithm PyTorch picks (workspace as its allocator saw it); the others are "
     "cuDNN's, in the order cuDNN expects them to be fast; a star marks those that are not deterministic. "
     "`error` is against PyTorch's result: 0 means the same bits. "
-    f"Shown are passes in which PyTorch takes {_WORTH_SHOWING_MIB} MiB or more; all are in the raw rows. cuDNN's older interface takes some 0.1 ms of the "
+    f"Shown are passes in which PyTorch takes {WORTH_SHOWING_MIB} MiB or more; all are in the raw rows. cuDNN's older interface takes some 0.1 ms of the "
     "processor for each call, which a short kernel does not hide. `offered` is what memfit offered when this was run; it no longer offers the first of "
     "the list, which is PyTorch's own."
 )
@@ -63,7 +63,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     if args.read is not None:
-        write_page([json.loads(line) for line in args.read.read_text().splitlines()])
+        write_page(read_results(args.read)[1])
         return
     cudnn = library()
     if cudnn is None:
@@ -88,23 +88,18 @@ def run_facts() -> dict[str, str]:
 
 
 def write_page(rows: list[dict[str, Any]]) -> None:
-    """A table of the passes in which PyTorch takes a workspace worth the name; all rows beside it."""
     for row in rows:
-        row.setdefault("layout", "channels_last")
         row["command"] = " ".join(Path(word).name if word.startswith("/") else word for word in row["command"].split())
-    key = ("model", "layout", "layer", "pass")
-    large = {tuple(r[k] for k in key) for r in rows if r["algorithm"] == "pytorch" and r["workspace_mib"] >= _WORTH_SHOWING_MIB}
-    facts = {k: rows[0][k] for k in ("commit", "python", "torch", "cudnn", "device", "command")}
-    page = write_results(
+    write_results(
         "convolution_algorithms",
         title="Convolution algorithms",
         text=_TEXT,
         columns=COLUMNS,
-        rows=[r for r in rows if tuple(r[k] for k in key) in large],
-        run=facts,
+        rows=rows,
+        run={},
         hardware="h200",
+        table="convolutions",
     )
-    page.with_suffix(".jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def rows_of(peer: Peer, scale: float, end: float, cudnn: Library, device: str) -> Iterator[dict[str, Any]]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
+
+from benchmarks.lib.results import read_results
 
 _QUIET = 1.03
 _COLOURS = {
@@ -24,8 +25,7 @@ def main() -> None:
     parser.add_argument("results", type=Path, help="JSON lines of compiled.py measure")
     parser.add_argument("--png", type=Path, help="draw the frontiers here")
     args = parser.parse_args()
-    records = [json.loads(line) for line in args.results.read_text().splitlines()]
-    models = by_model(records)
+    models = by_model(read_results(args.results)[1])
     print(
         "\n\n".join(
             [
@@ -128,13 +128,14 @@ def section(name: str, rows: list[dict[str, Any]]) -> str:
     lines = [
         f"### {name}",
         "",
-        "| what | ms (min) | x torch.compile | GiB measured | GiB predicted | GiB budget | beaten by |",
-        "|---|---|---|---|---|---|---|",
+        "| what | ms (min) | x torch.compile | GiB measured | GiB predicted | GiB budget | beaten by | run | commit |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for r in (r for r in rows if r["part"] != "gradients"):
+        end = f"{r.get('run', '')} | {r['commit']} |"
         if "reserved_bytes" in r:
             text = ", ".join(f"{b / 2**30:.2f}" for b in r["reserved_bytes"])
-            lines.append(f"| {r['what']} | GiB reserved in each step: {text} | | | | {r['budget_bytes'] / 2**30:.2f} | |")
+            lines.append(f"| {r['what']} | GiB reserved in each step: {text} | | | | {r['budget_bytes'] / 2**30:.2f} | | {end}")
             continue
         if "ms" not in r:
             text = (
@@ -144,12 +145,14 @@ def section(name: str, rows: list[dict[str, Any]]) -> str:
                 + "".join(f", {k.removesuffix('_s')} {sum(r[k]):.1f}" for k in ("capture_s", "compile_s", "measure_s") if k in r)
                 + (f", {r['regions'][0]} regions" if r.get("regions") else "")
             )
-            lines.append(f"| {r['what']} | {text} | | | | | |")
+            lines.append(f"| {r['what']} | {text} | | | | | | {end}")
             continue
         ratio = f"{r['ms'] / base['ms']:.3f}" if base else ""
         gib = [f"{r[k] / 2**30:.2f}" if k in r else "" for k in ("peak_bytes", "predicted_peak_bytes", "budget_bytes")]
         cold = f", cold {r['cold_s']:.0f} s" if r["what"].startswith("compile") and "cold_s" in r else ""
-        lines.append(f"| {r['what']}{cold} | {r['ms']:.1f} ({r['ms_min']:.1f}) | {ratio} | {' | '.join(gib)} | {beaten_by(r, rows)} |")
+        lines.append(
+            f"| {r['what']}{cold} | {r['ms']:.1f} ({r['ms_min']:.1f}) | {ratio} | {' | '.join(gib)} | {beaten_by(r, rows)} | {end}"
+        )
     return "\n".join(lines)
 
 

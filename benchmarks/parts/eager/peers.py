@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 from benchmarks.lib.gpu import clean, commit, device_name, gradients, timed, worst_difference
+from benchmarks.lib.results import read_results
+from benchmarks.lib.tables import eager
 from benchmarks.models.peers import PEERS, Peer, checkpoint_blocks
 from memfit.capture.captured import Captured, Role
 from memfit.capture.inputs import Call
@@ -39,7 +41,7 @@ def main() -> None:
     parser.add_argument("--skip-checkpoint", action="store_true", help="leave out the per-block checkpointing baseline")
     args = parser.parse_args()
     if args.table:
-        print(table([json.loads(line) for line in args.table.read_text().splitlines()]))
+        print("\n".join(eager({}, read_results(args.table)[1])))
         return
     if args.output is None:
         parser.error("--output FILE is needed (or --table FILE)")
@@ -180,21 +182,3 @@ def used_variants(captured: Captured, plan: Plan) -> dict[str, int]:
         elif captured.calls[step.op].role is Role.CALL and op.name.startswith("memfit.") and "cudnn" not in op.name:
             found[op.name] += 1
     return dict(found)
-
-
-def table(records: list[dict[str, Any]]) -> str:
-    """One row per measured point; a second row of the same name is the closed loop's tighter plan."""
-    lines = [
-        "| model | what | ms | x eager | GiB measured | GiB predicted | GiB budget | worst gradient difference |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    eager = {r["model"]: r["ms"] for r in records if r["what"] == "eager" and "ms" in r}
-    for r in records:
-        if "ms" not in r:
-            lines.append(f"| {r['model']} | {r['what']} | {r.get('status', '')} {r.get('reason') or r.get('error', '')} | | | | | |")
-            continue
-        gib = [f"{r[k] / 2**30:.2f}" if 0 < r.get(k, 0) < 2**49 else "" for k in ("peak_bytes", "predicted_peak_bytes", "budget_bytes")]
-        difference = r.get("worst_gradient_difference")
-        shown = "" if difference is None else "0 (bitwise)" if difference == 0 else f"{difference:.1e}"
-        lines.append(f"| {r['model']} | {r['what']} | {r['ms']:.1f} | {r['ms'] / eager[r['model']]:.3f} | {' | '.join(gib)} | {shown} |")
-    return "\n".join(lines)

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import re
 import sys
 import time
 import warnings
@@ -26,7 +24,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.lib.gpu import commit
-from benchmarks.lib.results import FOLDER, command
+from benchmarks.lib.pages import write_pages
+from benchmarks.lib.results import command, path_of, read_results, save_results
 from benchmarks.models.zoo import ZOO, make
 from memfit.capture.inputs import Call, Inputs
 from memfit.core.budget import Budget
@@ -43,7 +42,12 @@ from memfit.runtime.closed_loop import Stepper
 from memfit.runtime.codegen import generate
 from memfit.runtime.fitted import fit_module
 
-NAME = "model_matrix_2core-cpu_202611"
+PATH = path_of("model_matrix")
+_TEXT = f"""**Bytes.** {(__doc__ or "").split("Bytes.")[1].strip()}
+
+Seed 0, AdamW, planner `auto`, 6 s for each budget unless a command says otherwise. Times are the fastest of three steps each, plain and
+fitted in turns; other work ran on the machine, so single time ratios are noise."""
+ABOUT = {"title": "Model matrix: CPU, eager engine", "text": _TEXT, "table": "zoo"}
 PERCENTS = (100, 75, 50, 35)
 CPU = torch.device("cpu")
 
@@ -229,9 +233,7 @@ def verdict(found: dict[str, Any]) -> str:
 
 
 def run(models: list[str], time_limit_s: float) -> None:
-    raw = FOLDER / f"{NAME}.jsonl"
-    FOLDER.mkdir(exist_ok=True)
-    rows = [r for r in map(json.loads, raw.read_text().splitlines()) if r["model"] not in models] if raw.exists() else []
+    rows = [r for r in read_results(PATH)[1] if r["model"] not in models]
     setting = {"commit": commit(), "torch": torch.__version__, "threads": torch.get_num_threads(), "seed": 0, "command": command()}
     for name in models:
         try:
@@ -249,9 +251,14 @@ def run(models: list[str], time_limit_s: float) -> None:
                 found = {"model": name, "percent": percent, **known, "status": "error", "reason": f"{type(error).__name__}: {error}"}
             rows.append({**found, **setting})
             print(line(found), file=sys.stderr, flush=True)
-            raw.write_text("".join(json.dumps(r) + "\n" for r in rows))
-    write_table(rows)
-    print(f"Wrote {raw.name} and {NAME}.md", file=sys.stderr)
+            save(rows)
+    write_pages()
+    print(f"Wrote {PATH}", file=sys.stderr)
+
+
+def save(rows: list[dict[str, Any]]) -> None:
+    order = {name: k for k, name in enumerate(ZOO)}
+    save_results(PATH, ABOUT, sorted(rows, key=lambda r: (order.get(r["model"], 99), -r["percent"])))
 
 
 def line(found: dict[str, Any]) -> str:
@@ -265,75 +272,12 @@ def line(found: dict[str, Any]) -> str:
     )
 
 
-def write_table(rows: list[dict[str, Any]]) -> None:
-    order = {name: k for k, name in enumerate(ZOO)}
-    rows = sorted(rows, key=lambda r: (order.get(r["model"], 99), -r["percent"]))
-    ran = [r for r in rows if "measured_bytes" in r]
-    models = list(dict.fromkeys(r["model"] for r in rows))
-    fine = [m for m in models if all(r["status"] in ("works", "infeasible") for r in rows if r["model"] == m)]
-    misses = [abs(r["measured_bytes"] / r["predicted_bytes"] - 1) for r in ran]
-    first = rows[0] if rows else {}
-    lines = [
-        "# Model matrix: CPU, eager engine",
-        "",
-        (__doc__ or "").split("Bytes.")[1].strip().join(("**Bytes.** ", "")),
-        "",
-        f"torch {first.get('torch')}, {first.get('threads')} thread on a shared 2-core machine, seed 0, AdamW, planner `auto`. "
-        f"Raw rows in `{NAME}.jsonl`, made by {sources(rows)}. Planning had 6 s for each budget unless a command says otherwise. "
-        "Times are the fastest of three steps each, plain and "
-        "fitted in turns; other work ran on the machine, so single time ratios are noise (0.79 to 2.40); read the medians.",
-        "",
-        f"- **{len(fine)} of {len(models)} models work at every feasible budget** (a budget is infeasible where that is proven).",
-        f"- Wrong gradients: {sum(r['status'] == 'wrong' for r in rows)}. Above budget: {sum(r['status'] == 'above budget' for r in rows)}. "
-        f"Runs with every gradient, loss and buffer bitwise equal over two optimizer steps: {sum(r['bitwise'] for r in ran)} of {len(ran)}.",
-        f"- Measured against predicted peak of the whole step: worst {max(misses, default=0):.3%}, "
-        f"exact to the byte in {sum(m == 0 for m in misses)} of {len(misses)} runs.",
-        "",
-        "| model | ops | fixed MB | keep-all MB | % | status | gradients | budget MB | predicted MB | measured MB | time / eager |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-        *(table_line(r) for r in rows),
-        "",
-        "## What did not run",
-        "",
-        *(f"- {r['model']} at {r['percent']} %: {r['status']}. {r.get('reason', '')}" for r in rows if r["status"] != "works"),
-    ]
-    (FOLDER / f"{NAME}.md").write_text("\n".join(lines) + "\n")
-
-
-def sources(rows: list[dict[str, Any]]) -> str:
-    """Which commands at which commits the rows come from: a table may be made of several runs."""
-    runs: dict[tuple[str, str], list[str]] = {}
-    for r in rows:
-        models = runs.setdefault((r["command"].strip(), r["commit"]), [])
-        if r["model"] not in models:
-            models.append(r["model"])
-    return "; ".join(f"`{command}` at {commit} ({len(models)} models)" for (command, commit), models in runs.items())
-
-
-def table_line(r: dict[str, Any]) -> str:
-    head = f"| {r['model']} | {r.get('num_ops', '')} | {mb(r, 'fixed_bytes')} | {mb(r, 'keep_all_bytes')} | {r['percent']} | {r['status']} "
-    if "measured_bytes" not in r:
-        stated = re.search(r"proven minimum [^(]*\((\d+) bytes\)", r.get("reason", ""))
-        proof = f"at least {int(stated[1]) / 1e6:.3f}" if stated else ""
-        return head + f"| | {mb(r, 'budget_bytes')} | {proof} | | |"
-    equal = "bitwise" if r["bitwise"] else f"{r['worst_difference']:.0e}"
-    return head + f"| {equal} | {mb(r, 'budget_bytes')} | {mb(r, 'predicted_bytes')} | {mb(r, 'measured_bytes')} | {r['time_ratio']:.2f} |"
-
-
-def mb(r: dict[str, Any], key: str) -> str:
-    return f"{r[key] / 1e6:.3f}" if key in r else ""
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", choices=list(ZOO), default=list(ZOO), metavar="MODEL")
     parser.add_argument("--time-limit-s", type=float, default=6, help="planning time for each budget")
     parser.add_argument("--threads", type=int, default=1, help="more than one waits for others on a shared machine")
-    parser.add_argument("--table-only", action="store_true", help="write the table again from the raw rows")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     warnings.filterwarnings("ignore")
-    if options.table_only:
-        write_table([json.loads(text) for text in (FOLDER / f"{NAME}.jsonl").read_text().splitlines()])
-    else:
-        run(options.models, options.time_limit_s)
+    run(options.models, options.time_limit_s)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from benchmarks.lib.results import FOLDER, provenance, write_results
+from benchmarks.lib.results import FOLDER, provenance, read_results, write_results
 from benchmarks.parts.offsets.published import inductor_greedy, tflite_greedy
 from memfit.core.graph import Graph
 from memfit.core.io import load, save
@@ -82,8 +81,7 @@ RECORDED = FOLDER / "recorded_steps_h200_202611.jsonl"
 
 def measure_recorded() -> Iterator[dict[str, Any]]:
     """Steps as the allocator saw them on an H200: what the graph knows, library workspaces and op-internal temporaries."""
-    for line in RECORDED.read_text().splitlines():
-        record = json.loads(line)
+    for record in read_results(RECORDED)[1]:
         items = [Lifetime(storage=SCRATCH, start=a, stop=b, size_bytes=size) for size, a, b in record["size_start_stop"]]
         peak = max_load(items)
         buffers = [b for b in buffers_of(items) if not b.is_empty]

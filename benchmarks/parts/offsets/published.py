@@ -231,9 +231,9 @@ TEXT = """\
 Height of the packing over the lower bound (the maximum load), and seconds on two cores shared with other work (`load` is the load average at
 the time; with 2 all are ours). `cpu_s` is the processor time of `memfit pack`, which other work does not stretch: two cores give 60 in 30 s.
 `memfit pack` is asked at the capacity where one is known to be feasible, as minimalloc's benchmark does, else for the lowest packing.
-Compiled code is warm; from cold see `offsets_cold_2core-cpu_202611.md`. TFLite's and Inductor's planners are
+Compiled code is warm; from cold see *Packing from cold*. TFLite's and Inductor's planners are
 our reimplementations from their descriptions, not their code. The `cut` instances are ours, of known optimum;
-for ones nobody looked at see `offsets_unseen_2core-cpu_202611.md`."""
+for ones nobody looked at see *Packing instances nobody tuned for*."""
 
 COLD_TEXT = """\
 `memfit pack FILE --capacity 1048576 --time-limit 30 --json` as a process of its own, each time with an empty numba cache as on a fresh clone: import,

@@ -13,8 +13,6 @@ from typing import Any
 
 from benchmarks.lib.results import ROOT, provenance, write_results
 
-WITHIN_S = (0.3, 1, 3, 10, 30)
-
 
 def measure(seeds: Sequence[int], time_limit_s: float, label: str) -> Iterator[dict[str, Any]]:
     from benchmarks.models.offset_instances import cut_anywhere, look_alikes
@@ -33,18 +31,6 @@ def measure(seeds: Sequence[int], time_limit_s: float, label: str) -> Iterator[d
         }  # fmt: skip
 
 
-def curve(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Per version and shape, how many were solved within some seconds."""
-    lines = ["| version | shape | " + " | ".join(f"within {s} s" for s in WITHIN_S) + " | of |", "|---|---|" + "---|" * (len(WITHIN_S) + 1)]
-    for version in dict.fromkeys(row["version"] for row in rows):
-        own = [row for row in rows if row["version"] == version]
-        for shape in [*dict.fromkeys(row["instance"].split()[0] for row in own), "all"]:
-            these = [row for row in own if shape in ("all", row["instance"].split()[0])]
-            counts = [sum(row["solved"] and row["seconds"] <= s for row in these) for s in WITHIN_S]
-            lines.append(f"| {version} | {shape} | " + " | ".join(map(str, counts)) + f" | {len(these)} |")
-    return lines
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[11, 13, 15, 17, 19], help="odd ones from 11 on were never looked at")
@@ -59,14 +45,14 @@ def main() -> None:
     for row in measure(options.seeds, options.time_limit, options.label):
         rows.append(row)
         print(" | ".join(str(v) for v in row.values()), file=sys.stderr, flush=True)
-    print("\n".join(curve(rows)), file=sys.stderr)
     if options.rows:
         options.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return
-    text = TEXT + "\n\n" + "\n".join(curve(rows))
     run = provenance(options.seeds[0], ("numpy", "numba", "ortools"))
     columns = list(rows[0])
-    write_results("offsets_unseen", title="Packing instances nobody tuned for", text=text, columns=columns, rows=rows, run=run)
+    write_results(
+        "offsets_unseen", title="Packing instances nobody tuned for", text=TEXT, columns=columns, rows=rows, run=run, table="offsets_unseen"
+    )
 
 
 TEXT = """\

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +18,8 @@ from torch import nn
 from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from benchmarks.lib.results import FOLDER, HARDWARE, MONTH, provenance, write_results
+from benchmarks.lib.pages import write_pages
+from benchmarks.lib.results import path_of, provenance, read_results, save_results
 from benchmarks.models.peers import PEERS, _is_block
 from benchmarks.models.zoo import ZOO, make
 from memfit.capture.captured import Captured, Role
@@ -38,7 +38,7 @@ from memfit.planning.model.to_schedule import schedule_of
 from memfit.profile.roofline import roofline
 
 MEMORY_BUDGETS = (1.0, 0.8, 0.6, 0.4, 0.2, 0.0)
-RAW = FOLDER / f"against_torch_raw_{HARDWARE}_{MONTH}.jsonl"
+PATH = path_of("against_torch")
 _NOISE = 1e-9
 
 
@@ -224,22 +224,8 @@ same kernels). `theirs`, `memfit` and `bound` are percent of op time over the pl
   than its own backward graph. Budgets that give the same schedule appear once.
 - **√n segments** (Chen et al.), cut evenly by ops and by bytes; **per block**: torch.utils.checkpoint on every composite element of the model's lists.
 
-Every model in one run, with one time limit for each plan, on two cores shared with other work. Each raw row names its commit and command.
-"""
-
-
-def summary(rows: list[dict[str, Any]]) -> str:
-    kinds = {"min-cut": "min-cut", "√n": "√n segments", "per block": "per block"}
-    lines = []
-    for key, label in kinds.items():
-        mine = [r for r in rows if r["method"].startswith(key)]
-        count = {v: sum(r["verdict"].startswith(v) for r in mine) for v in ("faster", "equal", "LOST")}
-        saved = [r["theirs"] - r["memfit"] for r in mine if r["memfit"] != ""]
-        lines.append(
-            f"- against {label}: {len(mine)} comparisons, {count['faster']} faster, {count['equal']} equal, {count['LOST']} lost; "
-            f"mean {np.mean(saved or [0]):.1f}, most {max(saved, default=0):.1f} points of overhead less"
-        )
-    return "\n".join(lines)
+Every model in one run, with one time limit for each plan, on two cores shared with other work."""
+ABOUT = {"title": "At equal peak: min-cut + knapsack, √n, per block", "text": TEXT, "table": "against_torch", "columns": COLUMNS}
 
 
 def main() -> None:
@@ -249,7 +235,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="only write the page from the raw rows")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    known = [json.loads(line) for line in RAW.read_text().splitlines()] if RAW.exists() else []
+    _, known = read_results(PATH)
     run = provenance(0, ("torch", "numpy", "scipy", "numba"))  # once: the code that runs is that of now
     everything = [*ZOO, *(f"peer:{n}" for n in PEERS)]
     for name in [] if options.write else options.models or everything:
@@ -258,14 +244,6 @@ def main() -> None:
             print(" | ".join(str(found[c]) for c in COLUMNS), file=sys.stderr, flush=True)
             fresh.append({**found, **run})
         known = [r for r in known if r["model"] != name] + fresh
-        RAW.write_text("".join(json.dumps(r) + "\n" for r in known))
-    rows = sorted(known, key=lambda r: everything.index(r["model"]))
-    text = f"{TEXT}\n{summary(rows)}\n\nRaw rows, each with its commit: `{RAW.name}`."
-    write_results(
-        "against_torch",
-        title="At equal peak: min-cut + knapsack, √n, per block",
-        text=text,
-        columns=COLUMNS,
-        rows=[{k: v for k, v in r.items() if k in (*COLUMNS, "status", "peak_bytes", "memfit_peak_bytes")} for r in rows],
-        run=run,
-    )
+        save_results(PATH, ABOUT, known)
+    save_results(PATH, ABOUT, sorted(known, key=lambda r: everything.index(r["model"])))
+    write_pages()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
-from benchmarks.lib.results import DATA, FOLDER, HARDWARE, MONTH, provenance, write_results
+from benchmarks.lib.results import DATA, path_of, provenance, read_results, write_results
 from benchmarks.models.step_graphs import FAMILIES
 from memfit.capture.node_link import load_node_link
 from memfit.core.costs import Costs
@@ -74,8 +73,7 @@ def measure(name: str, graph: Graph, costs: Costs, fraction: float, planner: str
 
 def auto_again(seconds: float) -> Iterator[dict[str, Any]]:
     """The rows of the last run, with `auto` measured anew and the other planners' as they were, each with its own commit."""
-    page = FOLDER / f"planning_published_{HARDWARE}_{MONTH}.jsonl"
-    for row in map(json.loads, page.read_text().splitlines()):
+    for row in read_results(path_of("planning_published"))[1]:
         if row["planner"] == "auto":
             graph, costs = load_node_link(GRAPHS / f"{row['graph']}.json")
             yield measure(row["graph"], graph, costs, float(row["budget"].rstrip("%")) / 100, "auto", seconds)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import resource
 import sys
 import time
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.lib.results import FOLDER, HARDWARE, MONTH, provenance, write_results
+from benchmarks.lib.results import path_of, provenance, read_results, write_results
 from benchmarks.models.peers import PEERS, Peer, _is_block
 from memfit.capture.capture import capture
 from memfit.capture.inputs import Call
@@ -169,8 +168,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     rows = []
-    page = FOLDER / f"planning_models_{HARDWARE}_{MONTH}.jsonl"
-    last = [json.loads(line) for line in page.read_text().splitlines()] if options.keep else []
+    last = read_results(path_of("planning_models"))[1] if options.keep else []
     for name in dict.fromkeys((*(found["model"] for found in last), *(options.models or PEERS))):
         if options.models and name not in options.models:
             rows += [found for found in last if found["model"] == name]
