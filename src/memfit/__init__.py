@@ -8,69 +8,34 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from memfit.lazy import load_on_use
+
 __version__ = "0.1.0"
 
-_CORE = [
-    "Budget",
-    "Compute",
-    "Costs",
-    "Free",
-    "Graph",
-    "Kind",
-    "Layout",
-    "Level",
-    "Lifetime",
-    "Offload",
-    "Op",
-    "Outcome",
-    "ParallelSchedule",
-    "Placement",
-    "Plan",
-    "Reload",
-    "Schedule",
-    "Status",
-    "Storage",
-    "Tensor",
-    "Timeline",
-    "Variant",
-    "BadInput",
-    "IllegalSchedule",
-    "InfeasibleBudget",
-    "MemfitError",
-    "NoPlanFound",
-    "StorageFailed",
-    "Unsupported",
-    "simulate",
-]
-
-_HOME = {
-    **dict.fromkeys(_CORE, "memfit.core"),
-    **dict.fromkeys(("load", "loads", "save", "dumps"), "memfit.core.io"),
-    "plan": "memfit.planning",
-    "pack": "memfit.offsets",
-    "fit": "memfit.api",
-    "estimate": "memfit.api",
-    "frontier": "memfit.api",
-    "register_backend": "memfit.backend",
-    "Inputs": "memfit.capture.inputs",
-    "run_chain": "memfit.chain.run.run",
-    "use_planned_arena": "memfit.runtime.arena.planned",
+_FILES = {
+    "core.budget": ("Budget",),
+    "core.costs": ("Costs", "Level"),
+    "core.errors": ("BadInput", "IllegalSchedule", "InfeasibleBudget", "MemfitError", "NoPlanFound", "StorageFailed", "Unsupported"),
+    "core.graph": ("Graph", "Kind", "Op", "Storage", "Tensor", "Variant"),
+    "core.io": ("dumps", "load", "loads", "save"),
+    "core.lifetimes": ("Lifetime",),
+    "core.outcome": ("Outcome", "Status"),
+    "core.plan": ("Layout", "Plan", "Timeline"),
+    "core.schedule": ("Compute", "Free", "Offload", "ParallelSchedule", "Placement", "Reload", "Schedule"),
+    "core.simulate": ("simulate",),
+    "planning": ("plan",),
+    "offsets.api": ("pack",),
+    "api": ("estimate", "fit", "frontier"),
+    "backend": ("register_backend",),
+    "capture.inputs": ("Inputs",),
+    "chain.run.run": ("run_chain",),
+    "runtime.arena.planned": ("use_planned_arena",),
 }
-
 _ROOMS = ("chain", "tasks", "offsets", "schedules")  # libraries of their own: memfit.tasks.assembly_tree(...)
 
-__all__ = ["__version__", *_HOME]
+_find, __dir__, __all__ = load_on_use(__name__, _FILES)
+__all__ += ["__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
-        return import_module(f"memfit.{name}")
-    if name not in _HOME:
-        raise AttributeError(f"module 'memfit' has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    return import_module(f"memfit.{name}") if name in _ROOMS else _find(name)

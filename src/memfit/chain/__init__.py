@@ -3,59 +3,39 @@
 Chain (length, costs, levels)  ──plan_*──>  ChainPlan (cost, proof, lazily emitted moves and core steps)
 """
 
-from memfit.chain.disk_revolve import disk_chain, plan_disk_revolve
-from memfit.chain.heterogeneous import Stage, StagePlan, plan_heterogeneous
-from memfit.chain.hrevolve import plan_hrevolve
-from memfit.chain.mixed import MixedPlan, plan_mixed
-from memfit.chain.moves import Advance, Back, Counts, Drop, Move, Read, Write
-from memfit.chain.online import OnlineCheckpoints, plan_online
-from memfit.chain.periodic import plan_periodic
-from memfit.chain.plan import ChainPlan, cost_of
-from memfit.chain.problem import Chain, StorageLevel, single_level
-from memfit.chain.recompute_all import plan_recompute_all
-from memfit.chain.revolve import plan_revolve
-from memfit.chain.sqrt import plan_sqrt
-from memfit.chain.store_all import plan_store_all
+from __future__ import annotations
 
-PLANNERS = {
-    "h-revolve": plan_hrevolve,
-    "revolve": plan_revolve,
-    "disk-revolve": plan_disk_revolve,
-    "periodic": plan_periodic,
-    "online": plan_online,
-    "sqrt": plan_sqrt,
-    "store-all": plan_store_all,
-    "recompute-all": plan_recompute_all,
+from memfit.lazy import Registry, load_on_use
+
+_FILES = {
+    "disk_revolve": ("disk_chain", "plan_disk_revolve"),
+    "heterogeneous": ("Stage", "StagePlan", "plan_heterogeneous"),
+    "hrevolve": ("plan_hrevolve",),
+    "mixed": ("MixedPlan", "plan_mixed"),
+    "moves": ("Advance", "Back", "Counts", "Drop", "Move", "Read", "Write"),
+    "online": ("OnlineCheckpoints", "plan_online"),
+    "periodic": ("plan_periodic",),
+    "plan": ("ChainPlan", "cost_of"),
+    "problem": ("Chain", "StorageLevel", "single_level"),
+    "recompute_all": ("plan_recompute_all",),
+    "revolve": ("plan_revolve",),
+    "sqrt": ("plan_sqrt",),
+    "store_all": ("plan_store_all",),
 }
+
+PLANNERS = Registry(
+    {
+        "h-revolve": "memfit.chain.hrevolve:plan_hrevolve",
+        "revolve": "memfit.chain.revolve:plan_revolve",
+        "disk-revolve": "memfit.chain.disk_revolve:plan_disk_revolve",
+        "periodic": "memfit.chain.periodic:plan_periodic",
+        "online": "memfit.chain.online:plan_online",
+        "sqrt": "memfit.chain.sqrt:plan_sqrt",
+        "store-all": "memfit.chain.store_all:plan_store_all",
+        "recompute-all": "memfit.chain.recompute_all:plan_recompute_all",
+    }
+)
 """Every planner of a Chain by name; h-revolve is the optimal one for any chain."""
 
-__all__ = [
-    "PLANNERS",
-    "Advance",
-    "Back",
-    "Chain",
-    "ChainPlan",
-    "Counts",
-    "Drop",
-    "MixedPlan",
-    "Move",
-    "OnlineCheckpoints",
-    "Read",
-    "Stage",
-    "StagePlan",
-    "StorageLevel",
-    "Write",
-    "cost_of",
-    "disk_chain",
-    "plan_disk_revolve",
-    "plan_heterogeneous",
-    "plan_hrevolve",
-    "plan_mixed",
-    "plan_online",
-    "plan_periodic",
-    "plan_recompute_all",
-    "plan_revolve",
-    "plan_sqrt",
-    "plan_store_all",
-    "single_level",
-]
+__getattr__, __dir__, __all__ = load_on_use(__name__, _FILES)
+__all__ += ["PLANNERS"]

@@ -1,25 +1,43 @@
 """The command line: a thin client of the library, one file per command.
 
 stdout is data, stderr is progress and errors. Exit codes: 0 ok, 1 error, 2 usage, 3 proven infeasible, 4 gave up.
-A command is a file here with a function `command`; its heavy imports happen inside it, so `memfit --help` stays quick.
+A command is a file here with a function `command`: the file is imported when that command is asked for, and what the command
+needs besides core when it runs, so that every command loads its own room only.
 """
 
 from __future__ import annotations
 
 import pkgutil
 import sys
-from importlib import import_module
+from typing import Any
 
-import typer
+import typer.core
+import typer.main
 
 import memfit
 from memfit.cli.console import only_data_on_stdout
 from memfit.core.errors import InfeasibleBudget, MemfitError, NoPlanFound
+from memfit.lazy import Registry
 
 _SHARED = {"console", "step", "torch_demo", "training"}  # helpers of the commands, not commands
 
+
+class _Commands(Registry):
+    def __getitem__(self, name: str) -> Any:
+        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+        single.command(name=name)(super().__getitem__(name))
+        return typer.main.get_command(single)
+
+
+class _Group(typer.core.TyperGroup):
+    def __init__(self, **settings: Any) -> None:
+        files = [module.name for module in pkgutil.iter_modules(__path__) if module.name not in _SHARED]
+        super().__init__(**{**settings, "commands": _Commands({file.replace("_", "-"): f"{__name__}.{file}:command" for file in files})})
+
+
 app = typer.Typer(
     name="memfit",
+    cls=_Group,
     help="Train any PyTorch model inside a byte budget, and schedule memory for everything else.",
     no_args_is_help=True,
     add_completion=False,
@@ -40,11 +58,6 @@ def _root(
     version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Print the version and stop."),
 ) -> None:
     pass
-
-
-for _module in pkgutil.iter_modules(__path__):
-    if _module.name not in _SHARED:
-        app.command(name=_module.name.replace("_", "-"))(import_module(f"{__name__}.{_module.name}").command)
 
 
 def main() -> None:

@@ -73,12 +73,12 @@ def command(
 
 
 def _plan(chain: Any, algorithm: str) -> Any:
-    from memfit.chain import PLANNERS, plan_hrevolve, plan_revolve
+    from memfit.chain import PLANNERS
 
     if algorithm == "auto":
         levels = chain.levels
-        free = len(levels) == 1 and not levels[0].write_cost and not levels[0].read_cost
-        return plan_revolve(chain) if free else plan_hrevolve(chain)
+        is_free = len(levels) == 1 and not levels[0].write_cost and not levels[0].read_cost
+        algorithm = "revolve" if is_free else "h-revolve"
     return PLANNERS[algorithm](chain)
 
 

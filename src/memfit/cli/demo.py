@@ -107,7 +107,7 @@ def _run_numpy(depths: tuple[int, ...], steps: int) -> Demo:
 
 def _place(graph: Graph, schedule: Schedule, costs: Costs) -> Layout:
     """Planned offsets; NumPy wants float64 at multiples of 8."""
-    from memfit.offsets import layout_plan
+    from memfit.offsets.from_schedule import layout_plan
 
     return layout_plan(graph, schedule, costs, time_limit_s=0.0, alignment_bytes=8)  # greedy orders only
 

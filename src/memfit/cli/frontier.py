@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -12,7 +13,9 @@ from memfit.cli.step import COSTS_OPTION, DEVICE_OPTION, RESERVE_OPTION, STEP_AR
 from memfit.core.errors import BadInput
 from memfit.core.io import check_target, write_text
 from memfit.core.units import exact_bytes
-from memfit.report.frontier import Frontier, frontier_of
+
+if TYPE_CHECKING:
+    from memfit.report.frontier import Frontier
 
 
 def command(
@@ -59,6 +62,7 @@ def _parse_fractions(text: str) -> tuple[float, ...]:
 def _find(step: Step, num_points: int, fractions: tuple[float, ...] | None, planner: str, time_limit_s: float) -> Frontier:
     from memfit.planning import plan
     from memfit.planning.frontier.monotone import curve, share_out, spread
+    from memfit.report.frontier import frontier_of
     from memfit.report.progress import Progress
 
     graph, costs = step.graph, step.costs

@@ -37,7 +37,8 @@ def command(
     began = time.monotonic()
     from rich.console import Console
 
-    from memfit.offsets import pack, read_buffers
+    from memfit.offsets.api import pack
+    from memfit.offsets.csv_file import read_buffers
 
     limit = None if capacity is None else parse_bytes(capacity, what="capacity")
     for path in (output, png):

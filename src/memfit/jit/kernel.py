@@ -106,6 +106,16 @@ def kernel_helper(function: Function) -> Function:
     return cast(Function, _Helper(function, cache=False, no_cpython_wrapper=True))
 
 
+def get_python(function: Function) -> Function:
+    """The plain function behind a kernel."""
+    return cast(Function, cast(Any, function).python)
+
+
+def is_loaded(function: Any) -> bool:
+    """Whether numba has this kernel in this process, compiled or about to be."""
+    return function._compiled is not None
+
+
 def is_cached(function: Any) -> bool:
     """Whether this kernel is on disk, for its source as it is; also where that cannot be found out, or numba is switched off."""
     compiled = function.compiled

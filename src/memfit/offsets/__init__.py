@@ -9,25 +9,15 @@ liveness counters). `solve` strings them together for one arena; `door` is what 
 `core.packing.check_packing` and `core.lifetimes.check_layout`.
 """
 
-from memfit.core.packing import Buffer, Packing, check_packing
-from memfit.offsets.api import pack
-from memfit.offsets.csv_file import read_buffers
-from memfit.offsets.free_tags import Colouring, colour_graph
-from memfit.offsets.from_schedule import Allocation, allocations, buffers_of, layout_of, layout_plan, tight_layout, with_layout
+from __future__ import annotations
 
-__all__ = [
-    "Allocation",
-    "Buffer",
-    "Colouring",
-    "Packing",
-    "allocations",
-    "buffers_of",
-    "check_packing",
-    "colour_graph",
-    "layout_of",
-    "layout_plan",
-    "pack",
-    "read_buffers",
-    "tight_layout",
-    "with_layout",
-]
+from memfit.lazy import load_on_use
+
+_FILES = {
+    "api": ("pack",),
+    "csv_file": ("read_buffers",),
+    "free_tags": ("Colouring", "colour_graph"),
+    "from_schedule": ("Allocation", "allocations", "buffers_of", "layout_of", "layout_plan", "tight_layout", "with_layout"),
+    ".core.packing": ("Buffer", "Packing", "check_packing"),
+}
+__getattr__, __dir__, __all__ = load_on_use(__name__, _FILES)

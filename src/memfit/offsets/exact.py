@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 
+from memfit.jit.kernel import get_python, is_loaded
 from memfit.offsets import exact_kernel as kernel
 from memfit.offsets.problem import Ints, Problem, make_problem
 from memfit.offsets.time_sections import Sections, make_sections
@@ -67,8 +68,10 @@ class Search:
     rules: Rule
     flush_first: bool
 
-    def advance(self, num_nodes: int) -> Verdict:
-        return Verdict(kernel.resume(*(*self.tables, self.capacity, int(self.rules), self.flush_first, num_nodes)))
+    def advance(self, num_nodes: int, *, in_python: bool = False) -> Verdict:
+        resume = get_python(kernel.resume) if in_python else kernel.resume
+        with np.errstate(over="ignore"):  # hashes wrap around
+            return Verdict(resume(*(*self.tables, self.capacity, int(self.rules), self.flush_first, num_nodes)))
 
     @property
     def nodes(self) -> int:
@@ -141,6 +144,11 @@ def _working_tables(table: Ints, num_meetings: int, num_sections: int, memo_bits
         np.zeros((1 << memo_bits, 2), np.int64),
         registers,
     )
+
+
+def is_warm() -> bool:
+    """Whether the compiled search is there; loading it takes half a second, compiling it some."""
+    return is_loaded(kernel.resume)
 
 
 @cache

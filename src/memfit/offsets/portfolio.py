@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from memfit.offsets import cp_sat as cpsat
-from memfit.offsets.exact import Rule, Search, Verdict, start_search, warm_up
+from memfit.offsets.exact import Rule, Search, Verdict, is_warm, start_search, warm_up
 from memfit.offsets.glue_buffers import search_glued
 from memfit.offsets.grow_outward import Progress, grow
 from memfit.offsets.problem import Ints, Problem
@@ -38,6 +38,7 @@ _SHORT_RUNS_PER_RESUMED = 3
 _BOLD_FRACTION = 0.3  # of the short runs leave out FILL
 _FAR_S = 1e9
 _CPSAT_PATIENCE_S = 2.0
+_PYTHON_BUFFERS, _PYTHON_NODES, _PYTHON_S = 128, 20, 0.1  # of a first search before the compiled one is loaded
 _LEAST_SEARCH_S = 1.0  # after compiling, which the first time on a machine takes seconds, however short the time given
 _CPSAT_FIRST_S = 4.0  # doubled with every run: a second run with another seed is worth more than a longer first
 
@@ -82,6 +83,16 @@ class _Race:
     @property
     def is_over(self) -> bool:
         return self.interrupted or self.verdict is not Verdict.OPEN or time.monotonic() > self.deadline
+
+    def try_in_python(self) -> None:
+        """The first order without the compiled search: what packs few buffers packs them at once, mostly."""
+        search, until = self._take_turn().search, time.monotonic() + _PYTHON_S
+        self.resting.append(search)
+        while not self.is_over and time.monotonic() < until:
+            verdict = search.advance(_PYTHON_NODES, in_python=True)
+            if verdict is not Verdict.OPEN:
+                self._answer(verdict, search.offsets if verdict is Verdict.PACKED else None)
+        self.nodes += search.nodes
 
     def run(self, random: np.random.Generator) -> None:
         """One thread: glued problems, windows and tree searches by turns, each as long as the others, until somebody has the answer."""
@@ -172,25 +183,31 @@ class _Race:
 
 def decide(problem: Problem, capacity: int, *, deadline: float, num_threads: int | None = None, seed: int = 0) -> Decision:
     """Is there a packing no higher than `capacity`? OPEN when the deadline (of `time.monotonic`) came first."""
-    began = time.monotonic()
-    if began >= deadline:
+    if time.monotonic() >= deadline:
         return Decision(verdict=Verdict.OPEN, offsets=None, nodes=0)
-    ready = warm_up()
-    if ready > began:
-        deadline = max(deadline, ready + _LEAST_SEARCH_S)
-    sections = make_sections(problem)
     random = np.random.default_rng(seed)
     source = OrderSource(problem, random)
-    race = _Race(problem, sections, capacity, deadline, source, OrderSource(problem, random, fill=False), source.plain())
-    threads = num_threads or min(4, os.cpu_count() or 1)
+    bold = OrderSource(problem, random, fill=False)
+    race = _Race(problem, make_sections(problem), capacity, deadline, source, bold, source.plain())
+    if problem.num_buffers <= _PYTHON_BUFFERS and not is_warm():
+        race.try_in_python()
+    if race.verdict is Verdict.OPEN:
+        _run_threads(race, num_threads or min(4, os.cpu_count() or 1), seed, random)
+    return Decision(verdict=race.verdict, offsets=race.offsets, nodes=race.nodes)
+
+
+def _run_threads(race: _Race, num_threads: int, seed: int, random: np.random.Generator) -> None:
+    began = time.monotonic()
+    ready = warm_up()
+    if ready > began:
+        race.deadline = max(race.deadline, ready + _LEAST_SEARCH_S)
     racer = cpsat.Racer()
-    with ThreadPoolExecutor(threads + 1) as pool:
+    with ThreadPoolExecutor(num_threads + 1) as pool:
         try:
-            if cpsat.is_available(problem):
+            if cpsat.is_available(race.problem):
                 pool.submit(race.run_cpsat, racer, seed)
-            for done in [pool.submit(race.run, own) for own in random.spawn(threads)]:
+            for done in [pool.submit(race.run, own) for own in random.spawn(num_threads)]:
                 done.result()
         finally:
             race.interrupted = True
             racer.stop()
-    return Decision(verdict=race.verdict, offsets=race.offsets, nodes=race.nodes)

@@ -8,8 +8,7 @@ One algorithm per file; names are looked up here and their files loaded on first
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from memfit.lazy import load_on_use
 
 _FILES = {
     "parallel.all_to_all_mapping": ("all_to_all",),
@@ -41,17 +40,4 @@ _FILES = {
     "trees.training": ("from_training_graph",),
     "trees.tree": ("Tree", "as_tree", "tree_graph"),
 }
-_HOME = {name: f"{__name__}.{file}" for file, names in _FILES.items() for name in names}
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(_HOME)
+__getattr__, __dir__, __all__ = load_on_use(__name__, _FILES)

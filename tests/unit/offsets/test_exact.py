@@ -80,6 +80,14 @@ def test_pausing_changes_nothing() -> None:
     assert (pieces.nodes, pieces.advance(1)) == (whole.nodes, verdict)
 
 
+def test_plain_python_searches_the_same() -> None:
+    for problem in FAMILY[:4]:
+        compiled, plain = (start_search(problem, make_sections(problem), lower_bound(problem)) for _ in range(2))
+        assert compiled.advance(300) is plain.advance(300, in_python=True)
+        assert (compiled.nodes, compiled.deepest) == (plain.nodes, plain.deepest)
+        assert (compiled.offsets == plain.offsets).all()
+
+
 def test_partition_jumps_back_over_the_side_that_is_done() -> None:
     """Two halves joined by one long buffer: once it is placed, a failing half must not re-enumerate the other."""
     easy = [(0, 4, 2), (0, 2, 3), (2, 4, 3), (1, 3, 4), (0, 1, 1), (3, 4, 1)]

@@ -75,7 +75,7 @@ def test_cpsat_wins_when_the_tree_searches_do_not(monkeypatch: pytest.MonkeyPatc
     pytest.importorskip("ortools")
     problem, capacity = problem_of(20, 3)
     monkeypatch.setattr(portfolio, "_CPSAT_PATIENCE_S", 0.0)
-    monkeypatch.setattr(portfolio.Search, "advance", lambda self, num_nodes: time.sleep(0.01) or Verdict.OPEN)
+    monkeypatch.setattr(portfolio.Search, "advance", lambda self, num_nodes, **_: time.sleep(0.01) or Verdict.OPEN)
     assert decide(problem, capacity, deadline=time.monotonic() + 60).verdict is Verdict.PACKED
 
 
