@@ -17,6 +17,7 @@ MEASUREMENTS = {
     "models": "planning.models",
     "variants": "planning.variants",
     "ablation": "planning.ablation",
+    "stages": "planning.stages",
     "torch": "planning.against_torch",
     "slices": "planning.sliced_blocks",
     "attention": "planning.written_attention",

@@ -13,7 +13,7 @@ from memfit.core.costs import Costs
 from memfit.core.graph import Graph
 from memfit.core.outcome import Status
 from memfit.planning import plan
-from memfit.planning.cuts.infeasibility import explore_dead_ends
+from memfit.planning.cuts.infeasibility import go_back
 from memfit.planning.model.fast_judge import peak_and_time
 from memfit.planning.problem import Problem
 from memfit.planning.search.state import Search
@@ -27,7 +27,7 @@ def _proven(graph: Graph, costs: Costs, budget: int) -> bool | None:
     search = Search(Problem(graph=graph, costs=costs, budget=Budget(device_bytes=budget)))
     if search.proof:
         return None
-    explore_dead_ends(search, seconds=5.0)
+    go_back(search, seconds=5.0)
     if search.best is not None:
         assert not search.proof
         assert peak_and_time(search.problem.model.arrays, search.best)[0] <= budget
@@ -84,7 +84,7 @@ def test_a_way_back_from_the_only_result_is_a_plan() -> None:
         graph, costs = _one_result(Random(seed), 12)
         peak = plan(graph, costs, planner="keep_all").require_plan().timeline.peak_bytes
         search = Search(Problem(graph=graph, costs=costs, budget=Budget(device_bytes=int(0.8 * peak))))
-        explore_dead_ends(search, seconds=5.0)
+        go_back(search, seconds=5.0)
         assert bool(search.proof) != (search.best is not None), seed
         found += search.best is not None
     assert found >= 5

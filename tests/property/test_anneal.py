@@ -32,7 +32,7 @@ from memfit.planning.annealing.move_table import (
     timeline,
 )
 from memfit.planning.annealing.recompute_moves import MOST, WHERE_IT_FITS, remake, strike, unmake, unstrike
-from memfit.planning.annealing.runs import explore_annealed
+from memfit.planning.annealing.runs import anneal_side_by_side
 from memfit.planning.model.fast_judge import INVALID, measure, peak_and_time, usage_of
 from memfit.planning.model.reduce import Ints, Model, build_model
 from memfit.planning.problem import Problem
@@ -227,6 +227,6 @@ def test_recomputation_is_found_where_no_order_fits() -> None:
         results=(4,),
     )
     search = Search(Problem(graph=graph, costs=uniform_costs(graph), budget=Budget(device_bytes=110), time_limit_s=20.0))
-    explore_annealed(search, seconds=0.5)
+    anneal_side_by_side(search, seconds=0.5)
     assert search.best is not None
     assert list(search.best) == [0, 1, 2, 3, 0, 4]

@@ -9,9 +9,9 @@ import pytest
 from tests.strategies import PLAIN, Shape, random_costs, random_graph, random_training_graph
 
 from memfit.planning.model.fast_judge import INVALID, peak_and_time, usage_of
-from memfit.planning.model.precedence import precedence
+from memfit.planning.model.precedence import find_precedence
 from memfit.planning.model.reduce import Model, build_model
-from memfit.planning.search.reorder import calm, calmed
+from memfit.planning.search.reorder import lower_peak, move_ops
 
 SINGLE = Shape(max_ops=25, alternatives=False)
 
@@ -32,8 +32,8 @@ def test_moves_are_measured_as_the_judge_measures(moves: int) -> None:
         if peak == INVALID or not len(agenda):
             continue
         limit = int(0.8 * peak)
-        graph = precedence(model)
-        order, over = calm(graph.arrays, agenda, limit, *graph.before, *graph.after, graph.num_readers, moves, 0.05, seed)
+        graph = find_precedence(model)
+        order, over = move_ops(graph.arrays, agenda, limit, *graph.before, *graph.after, graph.num_readers, moves, 0.05, seed)
         assert sorted(order) == sorted(agenda)
         assert peak_and_time(model.arrays, order)[0] != INVALID, seed
         assert over == np.maximum(usage_of(model.arrays, order) - limit, 0).sum(), seed
@@ -45,5 +45,5 @@ def test_calming_ends_when_the_order_fits() -> None:
     model = _model(3)
     agenda = np.array(model.agenda, np.int64)
     peak, _ = peak_and_time(model.arrays, agenda)
-    order = calmed(precedence(model), agenda, peak, seconds=60)
+    order = lower_peak(find_precedence(model), agenda, peak, seconds=60)
     assert peak_and_time(model.arrays, order)[0] <= peak

@@ -7,7 +7,7 @@
 Whatever is there together at some moment, one of it was made last, and just before that its inputs were there beside the others. So an op can
 run within a budget exactly if some way back leads to nothing, however often things are made again (a pebble game, played from its end;
 Sethi 1975). The sets grow too many where there is room; where there is next to none few are left, and when none is, that is the proof: anybody
-can go through the same sets. `floor.py` looks one step back, this as many as it takes.
+can go through the same sets. `model/lower_bounds.py` looks one step back, this as many as it takes.
 
 A way that does lead to nothing is a plan, read backwards, where the op is the step's only result: not a fast one, but one to set out from.
 
@@ -27,14 +27,23 @@ from memfit.planning.model.lower_bounds import working_sets
 from memfit.planning.model.reduce import Ints, Model
 from memfit.planning.search.state import Search
 
-_OPS = 60
-"""Ops that are gone back from: those that need most."""
-_SETS = 4000
-"""Sets looked at for one op before it is given up."""
+StepBack = tuple[int, tuple[int, ...]]
+"""A set of storages, and the forms that ran since it was there."""
 
 
-Step = tuple[int, tuple[int, ...]]
-"""A set of storages, and forms."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProveInfeasible:
+    """Look for an op that cannot run within the budget; a way back from the only result is a plan instead."""
+
+    name: str = "proof"
+
+    def applies(self, search: Search) -> bool:
+        model = search.problem.model
+        unsettled = search.may_reorder and not search.done and search.best is None and not search.is_large
+        return unsettled and not model.partial and not any(model.takes)
+
+    def run(self, search: Search, seconds: float) -> None:
+        go_back(search, seconds=seconds)
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,7 @@ class _Game:
 
     model: Model
     limit: int
+    num_sets: int
 
     @cached_property
     def runs(self) -> list[list[tuple[int, int, int, int]]]:
@@ -54,52 +64,52 @@ class _Game:
     def sizes(self) -> list[int]:
         return [int(size) for size in self.model.arrays.size]
 
-    def held(self, there: int) -> int:
+    def count_bytes(self, there: int) -> int:
         return int(self.model.arrays.base_bytes) + sum(self.sizes[s] for s in _members(there))
 
-    def settled(self, there: int, forms: tuple[int, ...] = ()) -> Step:
+    def drop_last_made(self, there: int, forms: tuple[int, ...] = ()) -> StepBack:
         """Without what can be made last from the rest of it, and `forms` with those that make it, the last one first."""
         waiting = _members(there)
         while waiting:
             for reads, makes, workspace, form in self.runs[waiting.pop()]:
-                if makes & there and not reads & ~there and self.held(there | makes) + workspace <= self.limit:
+                if makes & there and not reads & ~there and self.count_bytes(there | makes) + workspace <= self.limit:
                     there, forms = there & ~makes, (*forms, form)
                     waiting = _members(there)
         return there, forms
 
-    def before(self, there: int) -> list[Step]:
+    def step_back(self, there: int) -> list[StepBack]:
         """The sets of which one was there before, and what ran since then, the smallest last; nothing over the limit."""
         found = []
         for s in _members(there):
             for reads, makes, workspace, form in self.runs[s]:
-                if self.held(there | reads | makes) + workspace <= self.limit:
-                    found.append(self.settled((there & ~makes) | reads, (form,)))
-        return sorted(found, key=lambda step: self.held(step[0]), reverse=True)
+                if self.count_bytes(there | reads | makes) + workspace <= self.limit:
+                    found.append(self.drop_last_made((there & ~makes) | reads, (form,)))
+        return sorted(found, key=lambda step: self.count_bytes(step[0]), reverse=True)
 
-    def way_back(self, there: int, stop: float) -> tuple[int, Ints | None]:
+    def find_way_back(self, there: int, stop: float) -> tuple[int, Ints | None]:
         """How many sets were looked at, and a sequence that makes `there` from nothing.
 
         None where there is none, which is the proof; an empty one where nobody knows after so many sets or so long.
         """
-        if self.held(there) > self.limit:
+        if self.count_bytes(there) > self.limit:
             return 1, None
-        first, forms = self.settled(there)
-        came: dict[int, Step] = {first: (-1, forms)}
+        first, forms = self.drop_last_made(there)
+        came: dict[int, StepBack] = {first: (-1, forms)}
         waiting = [first]
         while waiting:
             here = waiting.pop()
             if not any(self.runs[s] for s in _members(here)):
-                return len(came), _played(came, here)
-            if len(came) > _SETS or perf_counter() > stop:
+                return len(came), _read_backwards(came, here)
+            if len(came) > self.num_sets or perf_counter() > stop:
                 return len(came), np.empty(0, np.int64)
-            for step, since in self.before(here):
+            for step, since in self.step_back(here):
                 if step not in came:
                     came[step] = (here, since)
                     waiting.append(step)
         return len(came), None
 
 
-def _played(came: dict[int, Step], here: int) -> Ints:
+def _read_backwards(came: dict[int, StepBack], here: int) -> Ints:
     """What ran on the way to `here`, in the order in which it runs."""
     forms: list[int] = []
     while here >= 0:
@@ -108,19 +118,17 @@ def _played(came: dict[int, Step], here: int) -> Ints:
     return np.array(forms, np.int64)
 
 
-def explore_dead_ends(search: Search, *, seconds: float) -> None:
-    """Look for an op that cannot run within the budget; a way back from the only result is a plan instead."""
-    model, limit = search.problem.model, search.problem.limit_bytes
-    if search.settled or search.best is not None or model.partial or any(model.takes):
-        return
-    game, stop = _Game(model, limit), perf_counter() + seconds
+def go_back(search: Search, *, seconds: float) -> None:
+    """Go back from the only result and from the ops that need most, until one proves that there is no plan, or is one."""
+    model, limit, numbers = search.problem.model, search.problem.limit_bytes, search.settings.proof
+    game, stop = _Game(model, limit, numbers.num_sets), perf_counter() + seconds
     demanding = [storage for _, storage in working_sets(model)]
     results = [storage for storage in demanding if model.arrays.pinned[storage]]
-    for storage in (*(results if len(results) == 1 else ()), *demanding[:_OPS]):
+    for storage in (*(results if len(results) == 1 else ()), *demanding[: numbers.num_ops]):
         forms = model.producers[storage]
         if len(forms) != 1 or perf_counter() > stop:
             continue
-        count, sequence = game.way_back(_bits((*model.ins[forms[0]], *model.outs[forms[0]])), stop)
+        count, sequence = game.find_way_back(_bits((*model.ins[forms[0]], *model.outs[forms[0]])), stop)
         if sequence is None:
             search.proof = (
                 f"{format_bytes(limit)} ({limit} bytes) is too little for {model.describe(forms[0])}: going back from what it reads and makes, "
@@ -128,7 +136,7 @@ def explore_dead_ends(search: Search, *, seconds: float) -> None:
             )
             return
         if set(model.agenda) <= set(map(int, sequence)):
-            search.mend(sequence, search.makers, "a way back")
+            search.found_way_back = search.repair(sequence, search.makers, "a way back")
             return
 
 

@@ -11,48 +11,60 @@ off the played seed; every second, third, ... link of it is kept by force, and t
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
+from memfit.planning.cuts.near_peak import first_program
 from memfit.planning.cuts.program import CutProgram, CutSolution
 from memfit.planning.cuts.rounding import Seed, seeds_from
 from memfit.planning.model.fast_judge import INVALID, peak_and_time, usage_of
 from memfit.planning.model.reduce import Ints
 from memfit.planning.search.state import Search
 
-_SPACINGS = (4, 2, 6, 3, 8, 12)
-_TRIES = 4
-"""Budgets tried for one set of milestones: what is over is taken off, the room of recomputation itself."""
-_ROOM = 0.995
-_LEAST_STEP = 0.99
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Milestones:
+    """Seeds of the first cut that keep milestones of what would come back link by link."""
+
+    name: str = "milestones"
+
+    def applies(self, search: Search) -> bool:
+        needless = search.began_without_variants and search.best is not None  # what this gives came with the plan without variants
+        return not needless and not search.done and not search.good_enough
+
+    def run(self, search: Search, seconds: float) -> None:
+        program = first_program(search.problem.model)
+        if program is not None:
+            keep_milestones(search, program, seconds=seconds)
 
 
-def explore_milestones(search: Search, program: CutProgram, *, seconds: float) -> None:
-    """Seeds of the one-cut program with milestones in its chains of recomputation, mended and offered."""
-    stop = search.problem.seconds + seconds
-    found = _played(search, program, (), 1.0)
+def keep_milestones(search: Search, program: CutProgram, *, seconds: float) -> None:
+    """Solve the program with every few links of its recomputations kept; repair what comes out."""
+    stop, numbers = search.problem.seconds + seconds, search.settings.milestones
+    found = _play(search, program, (), 1.0)
     if found is None or found[0] <= search.problem.limit_bytes:
         return
     links = waiting_links(search, found[1].sequence, found[2])
-    for spacing in _SPACINGS:
+    for spacing in numbers.spacings:
         if len(links) < spacing:
             continue
         share = 1.0
-        for _ in range(_TRIES):
+        for _ in range(numbers.tries):
             if search.done or search.good_enough or search.problem.seconds > stop:
                 return
-            found = _played(search, program, links[::spacing], share)
+            found = _play(search, program, links[::spacing], share)
             if found is None:
                 break
             peak, seed, _ = found
-            search.mend(seed.sequence, seed.makers, f"every {spacing}. of {len(links)} links kept", seconds=1.0)
+            search.repair(seed.sequence, seed.makers, f"every {spacing}. of {len(links)} links kept", seconds=numbers.repair_s)
             if peak <= search.problem.limit_bytes:
                 break
-            share *= min(_ROOM * search.problem.limit_bytes / peak, _LEAST_STEP)
+            share *= min(numbers.guess * search.problem.limit_bytes / peak, numbers.least_step)
 
 
-def _played(search: Search, program: CutProgram, kept: Iterable[int], share: float) -> tuple[int, Seed, CutSolution] | None:
-    """The order of the solution that holds least, with its peak."""
+def _play(search: Search, program: CutProgram, kept: Iterable[int], share: float) -> tuple[int, Seed, CutSolution] | None:
+    """Solve for a share of the budget; the order of the solution that holds least, with its peak."""
     problem = search.problem
     solution = program.solve(int(problem.limit_bytes * share), kept=kept, time_limit_s=max(problem.seconds_left, 0.1))
     if solution is None:

@@ -6,7 +6,7 @@
 A program of few cuts relaxes the problem, so its value bounds every plan; the sequence played from it takes exactly that
 time, but may hold too much at moments no cut looks at. Each round adds the worst of them as a cut, kept in a chain in which
 each must come after the one before. When the sequence fits, bound and plan have met. Near the floor the programs grow faster
-than branch and bound can follow: from there on the LPs of longer chains give a better bound, and seeds that repair mends.
+than branch and bound can follow: from there on the LPs of longer chains give a better bound, and seeds to repair.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memfit.planning.cuts.near_peak import cuts_near_peak
 from memfit.planning.cuts.program import CutProgram, CutSolution
 from memfit.planning.cuts.reachability import runnable_without
 from memfit.planning.cuts.rounding import seeds_from
@@ -23,51 +24,66 @@ from memfit.planning.model.lower_bounds import required_storages
 from memfit.planning.model.reduce import Flags, Ints, Model
 from memfit.planning.search.state import Search
 
-_MOST_CUTS = 20
-_MOST_ROWS = 150_000
-_CLOSED = 1e-4
-"""Gap of a 0-1 program, in parts of the step's time, up to which it counts as solved."""
-_NEAR_POINTS = 0.3
-"""A gap that is tried to be closed for longer."""
-_TINY = 5e-4
-"""Share of the budget below which a storage is left open: next to nothing is lost by that, and half of the solver's time is saved."""
-_ROUGH = (0.01, 0.005)
-"""Shares of the budget below which a storage is small."""
-_SETTLE_TRIES, _SETTLE_MISS, _SETTLE_SHARE = 2, 0.002, 0.5
-"""How often small storages are settled where large ones are, for how small a miss, and for how long as a share of what that took at most."""
-_SMALL_MISS = 0.1
-"""A seed over budget by no more than this share is solved for again with that much less."""
-SHARES = (0.97, 0.93, 0.88, 0.8)
-"""Shares of the budget that each chain's LP is rounded for: where the exact answer does not fit, which one mends well is luck."""
-_FINISH_SHARE = 0.3
-"""Share of the time limit up to which a gap that is small enough is still tried to be closed."""
-_SPARE = 0.2
-"""Share of the time that may go into solutions for less than the budget."""
-_WORTHWHILE = 1e-4
-_PATIENCE, _LP_PATIENCE = 3, 5
-"""Rounds without a better bound or plan after which further cuts are not worth their time."""
-_IDLE_PRICE = 3e-3
-"""Share of all prices below which a cut says next to nothing that the others do not say."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactCuts:
+    """Chains of cuts solved exactly, from the cut whose LP says most; leaves the last chain in the search."""
+
+    name: str = "exact cuts"
+
+    def applies(self, search: Search) -> bool:
+        return not search.is_hurried and not search.is_large and not search.done and not search.nearly_closed
+
+    def run(self, search: Search, seconds: float) -> None:
+        problem, numbers, stop = search.problem, search.settings.exact, search.problem.seconds + seconds
+        bounds: list[tuple[int, int, int]] = []
+        for number, cut in enumerate(cuts_near_peak(problem.model)):
+            close = search.best is not None and search.gap_points <= numbers.close_points
+            late = number and problem.seconds > stop - (1 - numbers.choose_share) * seconds
+            if number >= (1 if close else numbers.looked_at) or late:
+                break
+            solution = CutProgram(problem.model, (cut,)).solve(problem.limit_bytes, time_limit_s=max(problem.seconds_left, 0.1))
+            if solution is not None:
+                bounds.append((solution.bound_ns, -number, cut))
+        if bounds:
+            if not problem.model.partial:
+                search.raise_bound(max(bounds)[0])
+            search.chain = refine(search, max(bounds)[-1], seconds=stop - problem.seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongerChains:
+    """A better bound, and further seeds, from the LPs of chains longer than those solved exactly."""
+
+    name: str = "longer chains"
+    began_without_variants: bool = False
+
+    def applies(self, search: Search) -> bool:
+        return search.chain is not None and search.began_without_variants == self.began_without_variants
+
+    def run(self, search: Search, seconds: float) -> None:
+        assert search.chain is not None
+        lengthen(search, search.chain, seconds=seconds)
 
 
 def refine(search: Search, first: int, *, seconds: float) -> Chain:
     """Solve longer and longer chains of cuts exactly, beginning with `first`, as far as branch and bound can follow."""
-    problem, stop = search.problem, search.problem.seconds + seconds
+    problem, numbers, stop = search.problem, search.settings.exact, search.problem.seconds + seconds
     chain = Chain(problem.model, first)
     stale, before = 0, (0, search.best_time_ns)
-    worthwhile = _WORTHWHILE * problem.model.base_time_ns
-    spare = _SPARE * seconds
-    while stale < _PATIENCE and len(chain.cuts) <= _MOST_CUTS and not search.done and not search.nearly_closed:
-        near = search.best is not None and search.gap_points <= max(search.enough_points, _NEAR_POINTS)
-        left = min(_FINISH_SHARE * problem.time_limit_s if near else stop, problem.time_limit_s) - problem.seconds
+    worthwhile = numbers.worthwhile * problem.model.base_time_ns
+    spare = numbers.spare_share * seconds
+    while stale < numbers.patience and len(chain.cuts) <= numbers.most_cuts and not search.done and not search.nearly_closed:
+        near = search.best is not None and search.gap_points <= max(search.enough_points, numbers.near_points)
+        left = _time_left(search, stop, near)
         program = CutProgram(problem.model, chain.cuts) if left > 0 else None
-        if program is None or len(program.rows) > _MOST_ROWS:
+        if program is None or len(program.rows) > numbers.most_rows:
             break
         if len(chain.cuts) == 1:
             _solve_roughly(search, program, (0.4 if near else 0.1) * left)
-            left = min(_FINISH_SHARE * problem.time_limit_s if near else stop, problem.time_limit_s) - problem.seconds
+            left = _time_left(search, stop, near)
         round_s = left if near else max(0.5 * left, 0.4)
-        solution = program.solve_whole(problem.limit_bytes, time_limit_s=round_s, small_bytes=int(_TINY * problem.limit_bytes))
+        solution = program.solve_whole(problem.limit_bytes, time_limit_s=round_s, small_bytes=int(numbers.tiny * problem.limit_bytes))
         if solution is None:
             break
         _raise_bound(search, solution)
@@ -77,23 +93,29 @@ def refine(search: Search, first: int, *, seconds: float) -> Chain:
         gained = solution.bound_ns > before[0] + worthwhile or search.best_time_ns < before[1] - worthwhile
         stale = 0 if gained or search.best is None else stale + 1
         before = (solution.bound_ns, search.best_time_ns)
-        open_still = solution.time_ns - solution.bound_ns > _CLOSED * problem.model.base_time_ns
+        open_still = solution.time_ns - solution.bound_ns > numbers.closed * problem.model.base_time_ns
         if open_still or not chain.cut_again(played, problem.limit_bytes):
             break
     return chain
 
 
+def _time_left(search: Search, stop: float, near: bool) -> float:
+    """Until the stage must stop; a gap that is nearly closed is worth more time."""
+    limit_s = search.problem.time_limit_s
+    return min(search.settings.exact.near_share * limit_s if near else stop, limit_s) - search.problem.seconds
+
+
 def _solve_roughly(search: Search, program: CutProgram, seconds: float) -> None:
     """The program with what is small left open: often closed in a moment, where the exact one is not closed at all."""
-    limit = search.problem.limit_bytes
-    for small in _ROUGH:
+    limit, numbers = search.problem.limit_bytes, search.settings.exact
+    for small in numbers.rough:
         solution = program.solve_whole(limit, time_limit_s=seconds, small_bytes=int(small * limit))
         if solution is None or search.done:
             break
         _raise_bound(search, solution)
-        offer_seeds(search, solution, f"storages under {small:.1%} open")
-        if search.best is not None and search.gap_points <= _NEAR_POINTS:
-            _settle_small(search, program, solution, int(small * limit), _SETTLE_SHARE * seconds)
+        repair_seeds(search, solution, f"storages under {small:.1%} open")
+        if search.best is not None and search.gap_points <= numbers.near_points:
+            _settle_small(search, program, solution, int(small * limit), numbers.settle_share * seconds)
 
 
 def _settle_small(search: Search, program: CutProgram, solution: CutSolution, small_bytes: int, seconds: float) -> None:
@@ -103,36 +125,36 @@ def _settle_small(search: Search, program: CutProgram, solution: CutSolution, sm
     for numbers, kept in zip(program.keep, solution.keep, strict=True):
         fixed = large & (numbers >= 0)
         low[numbers[fixed]] = high[numbers[fixed]] = np.round(kept[fixed])
-    for _ in range(_SETTLE_TRIES):
+    for _ in range(search.settings.exact.settle_tries):
         if search.done or search.nearly_closed:
             break
         settled = program.solve_whole(int(limit * share), time_limit_s=seconds, low=low, high=high)
         if settled is None:
             break
-        _, peak = offer_seeds(search, settled, f"storages under {small_bytes / limit:.1%} settled")
-        if not 0 < peak / max(limit, 1) - 1 <= _SETTLE_MISS:
+        _, peak = repair_seeds(search, settled, f"storages under {small_bytes / limit:.1%} settled")
+        if not 0 < peak / max(limit, 1) - 1 <= search.settings.exact.settle_miss:
             break
         share *= limit / peak
 
 
 def lengthen(search: Search, chain: Chain, *, seconds: float) -> None:
     """Raise the bound by the LPs of longer chains yet; cuts that say nothing are left out again, so that the programs stay small."""
-    problem, stop = search.problem, search.problem.seconds + seconds
+    problem, numbers, stop = search.problem, search.settings.exact, search.problem.seconds + seconds
     stale, reached = 0, 0
-    while stale < _LP_PATIENCE and len(chain.cuts) <= _MOST_CUTS and not search.done and not search.good_enough:
+    while stale < numbers.lp_patience and len(chain.cuts) <= numbers.most_cuts and not search.done and not search.good_enough:
         left = min(stop - problem.seconds, problem.seconds_left)
         program = CutProgram(problem.model, chain.cuts) if left > 0 else None
-        if program is None or len(program.rows) > _MOST_ROWS:
+        if program is None or len(program.rows) > numbers.most_rows:
             break
         solution = program.solve(problem.limit_bytes, time_limit_s=left)
         if solution is None:
             break
         _raise_bound(search, solution)
         problem.tell(search.best_time_ns if search.best is not None else None, search.bound_ns, f"{len(chain.cuts)} cuts")
-        played, _ = offer_seeds(search, solution, f"{len(program.cuts)} cuts")
-        gained = solution.bound_ns > reached + _WORTHWHILE * problem.model.base_time_ns
+        played, _ = repair_seeds(search, solution, f"{len(program.cuts)} cuts")
+        gained = solution.bound_ns > reached + numbers.worthwhile * problem.model.base_time_ns
         stale, reached = (0 if gained else stale + 1), max(reached, solution.bound_ns)
-        chain.drop_idle(solution.prices)
+        chain.drop_idle(solution.prices, numbers.idle_price)
         if not chain.cut_again(played, problem.limit_bytes):
             break
 
@@ -143,33 +165,33 @@ def _raise_bound(search: Search, solution: CutSolution) -> None:
 
 
 def _play(search: Search, program: CutProgram, solution: CutSolution, seconds: float) -> Ints:
-    """Play and mend a solution, and those for somewhat less than the budget. Returns the given one as it was played."""
+    """Play and repair a solution, and those for somewhat less than the budget. Returns the given one as it was played."""
     limit, began, name = search.problem.limit_bytes, search.problem.seconds, f"{len(program.cuts)} cuts"
-    played, peak = offer_seeds(search, solution, name)
+    played, peak = repair_seeds(search, solution, name)
     share = 1.0
-    while 0 < peak / max(limit, 1) - 1 <= _SMALL_MISS and share > 0.9 and search.problem.seconds - began < seconds:
+    while 0 < peak / max(limit, 1) - 1 <= search.settings.exact.small_miss and share > 0.9 and search.problem.seconds - began < seconds:
         share *= 0.9998 * limit / peak
         tighter = program.solve_whole(int(limit * share), time_limit_s=0.5 * seconds)
         if tighter is None or search.nearly_closed:
             break
-        _, peak = offer_seeds(search, tighter, f"{name} at {share:.1%}")
-    for share in SHARES:
+        _, peak = repair_seeds(search, tighter, f"{name} at {share:.1%}")
+    for share in search.settings.exact.shares:
         if search.nearly_closed or search.problem.seconds - began > seconds:
             break
         rounded = program.solve(int(limit * share), time_limit_s=seconds)
         if rounded is not None:
-            offer_seeds(search, rounded, f"{name} at {share:.0%}")
+            repair_seeds(search, rounded, f"{name} at {share:.0%}")
     return played
 
 
-def offer_seeds(search: Search, solution: CutSolution, note: str) -> tuple[Ints, int]:
-    """Mend and offer each order of the solution; returns the one with the least peak as it was before mending."""
+def repair_seeds(search: Search, solution: CutSolution, note: str) -> tuple[Ints, int]:
+    """Repair each order of the solution; returns the one with the least peak as it was before, with that peak."""
     best: tuple[int, Ints] | None = None
     for seed in seeds_from(search.problem.model, solution, search.rank):
         peak, _ = peak_and_time(search.problem.model.arrays, seed.sequence)
         if peak != INVALID and (best is None or peak < best[0]):
             best = (peak, seed.sequence)
-        search.mend(seed.sequence, seed.makers, note)
+        search.repair(seed.sequence, seed.makers, note)
     return (np.array(search.problem.model.agenda, np.int64), 2**62) if best is None else (best[1], best[0])
 
 
@@ -207,9 +229,9 @@ class Chain:
                 begin = p + 1
         return [storage for held, storage in sorted(stretches, reverse=True) if held > limit_bytes]
 
-    def drop_idle(self, prices: tuple[float, ...]) -> None:
+    def drop_idle(self, prices: tuple[float, ...], least: float) -> None:
         """Leave out the cuts at which the budget costs nothing: the others' bound stands without them."""
-        useful = tuple(cut for cut, price in zip(self.cuts, prices, strict=True) if price > _IDLE_PRICE)
+        useful = tuple(cut for cut, price in zip(self.cuts, prices, strict=True) if price > least)
         if useful:
             self.idle.update(set(self.cuts) - set(useful))
             self.cuts = useful

@@ -9,52 +9,76 @@ cuts again where it holds too much. Rows that only help a bound are left out, so
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from memfit.planning.cuts.near_peak import cuts_near_peak
 from memfit.planning.cuts.program import CutProgram
-from memfit.planning.cuts.refine import Chain, offer_seeds
+from memfit.planning.cuts.refine import Chain, repair_seeds
 from memfit.planning.model.lower_bounds import working_sets
 from memfit.planning.problem import Problem
 from memfit.planning.search.state import Search
-
-SMALL = 0.002
-"""Share of the budget below which it is not decided whether a storage is kept or not: the program may keep half of it."""
-_WIDE = 0.4
-"""Share of the budget that an op needs by itself to be a cut from the beginning."""
-_WIDEST = 4
-_ADDED = 2
-"""Cuts added in a round."""
-_MOST_CUTS = 14
-_GAP = 1e-3
-_ROUND = 0.4
-_LOST = 1.02
-"""How much slower than the best plan a program's answer may be: beyond, branch and bound has lost its way."""
+from memfit.planning.settings import AutoSettings, WideOpSettings
 
 
-def explore_stages(search: Search, chain: Chain, *, seconds: float) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WideOps:
+    """Chains of cuts at the ops that need most, where these say what one cut does not, and the solver is up to the graph."""
+
+    name: str = "wide ops"
+
+    def applies(self, search: Search) -> bool:
+        close = search.best is not None and search.gap_points <= search.settings.wide.gap_points
+        return not search.done and not close and not search.is_large
+
+    def run(self, search: Search, seconds: float) -> None:
+        problem = search.problem
+        cut = next(cuts_near_peak(problem.model), None)
+        chain = None if cut is None else cut_wide_ops(problem, cut, search.settings.wide)
+        if chain is None or len(chain.cuts) == 1:
+            return
+        first = CutProgram(problem.model, chain.cuts, spans=False).solve(problem.limit_bytes, time_limit_s=max(0.5 * seconds, 0.5))
+        gain = 0 if first is None else first.bound_ns - search.bound_ns
+        if search.best is None or gain >= search.settings.wide.gain * problem.model.base_time_ns:
+            lengthen_at_wide_ops(search, chain, seconds=seconds)
+            search.has_wide_chain = True
+
+
+def lengthen_at_wide_ops(search: Search, chain: Chain, *, seconds: float) -> None:
     """Play longer and longer chains of cuts, beginning with this one."""
-    problem, stop = search.problem, search.problem.seconds + seconds
-    while len(chain.cuts) <= _MOST_CUTS and not search.done and not search.nearly_closed:
+    problem, numbers, stop = search.problem, search.settings.wide, search.problem.seconds + seconds
+    while len(chain.cuts) <= numbers.most_cuts and not search.done and not search.nearly_closed:
         left = min(stop - problem.seconds, problem.seconds_left)
         if left <= 0:
             break
         program = CutProgram(problem.model, chain.cuts, spans=False)
-        small = int(SMALL * problem.limit_bytes)
-        solution = program.solve_whole(problem.limit_bytes, time_limit_s=max(_ROUND * left, 0.3), gap=_GAP, small_bytes=small)
+        small, round_s = int(numbers.small * problem.limit_bytes), max(numbers.round_share * left, 0.3)
+        solution = program.solve_whole(problem.limit_bytes, time_limit_s=round_s, gap=numbers.gap, small_bytes=small)
         if solution is None:
             break
         if not problem.model.partial:
             search.raise_bound(solution.bound_ns)
-        if search.best is not None and solution.time_ns > _LOST * search.best_time_ns:
+        if search.best is not None and solution.time_ns > numbers.lost * search.best_time_ns:
             break
-        played, _ = offer_seeds(search, solution, f"{len(chain.cuts)} cuts at wide ops")
-        if not sum(chain.cut_again(played, problem.limit_bytes) for _ in range(_ADDED)):
+        played, _ = repair_seeds(search, solution, f"{len(chain.cuts)} cuts at wide ops")
+        if not sum(chain.cut_again(played, problem.limit_bytes) for _ in range(numbers.added)):
             break
 
 
-def widest(problem: Problem, first: int) -> Chain:
-    """The chain of `first` and the ops that need most by themselves."""
+def cut_wide_ops(problem: Problem, first: int, numbers: WideOpSettings) -> Chain:
+    """The chain of the cut `first` and of those at the ops that need most by themselves."""
     chain = Chain(problem.model, first)
     for need, storage in working_sets(problem.model):
-        if need < _WIDE * problem.limit_bytes or len(chain.cuts) > _WIDEST:
+        if need < numbers.wide * problem.limit_bytes or len(chain.cuts) > numbers.num_wide:
             break
         chain.insert(storage)
     return chain
+
+
+def bound_at_wide_ops(problem: Problem, settings: AutoSettings) -> int | None:
+    """What the LP of such a chain says (of the first cut alone in a large graph); None where nothing fits, 0 where there is no cut."""
+    first = next(cuts_near_peak(problem.model), None)
+    if first is None:
+        return 0
+    cuts = (first,) if problem.model.num_forms >= settings.large_forms else cut_wide_ops(problem, first, settings.wide).cuts
+    solution = CutProgram(problem.model, cuts, spans=False).solve(problem.limit_bytes, time_limit_s=10.0)
+    return None if solution is None else solution.bound_ns

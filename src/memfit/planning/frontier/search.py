@@ -21,12 +21,12 @@ from memfit.core.costs import Costs, uniform_costs
 from memfit.core.errors import BadInput
 from memfit.core.graph import Graph
 from memfit.core.outcome import Outcome
-from memfit.planning.cuts.planner import explore_cuts, outcome_of
+from memfit.planning.cuts.planner import judge_search, try_cuts
 from memfit.planning.model.fast_judge import peak_and_time
 from memfit.planning.model.lower_bounds import find_floor
 from memfit.planning.model.reduce import Ints, Model, build_model
 from memfit.planning.problem import Problem
-from memfit.planning.search.improve import improve_until
+from memfit.planning.search.improve import improve
 from memfit.planning.search.state import Search
 
 Point = tuple[Budget, Outcome]
@@ -61,7 +61,7 @@ def frontier(
             raise
     searches.reverse()
     _carry_up(searches)
-    return tuple((s.problem.budget, outcome_of(s, "auto")) for s in searches)
+    return tuple((s.problem.budget, judge_search(s, "auto")) for s in searches)
 
 
 def _spread(model: Model, num_points: int) -> list[int]:
@@ -78,10 +78,10 @@ def _plan_point(model: Model, limit: int, seconds: float, larger: Search | None)
         search.raise_bound(larger.bound_ns)
         start = _start_of(larger)
         if start is not None and not search.proof:
-            search.mend(start, larger.makers, "the plan for more memory, mended")
+            search.repair(start, larger.makers, "the plan for more memory, mended")
     if not search.settled and not search.good_enough:
-        explore_cuts(search, max_cuts=6, seconds=0.4 * seconds)
-        improve_until(search)
+        try_cuts(search, max_cuts=6, seconds=0.4 * seconds)
+        improve(search)
     return search
 
 
@@ -93,4 +93,4 @@ def _carry_up(searches: list[Search]) -> None:
     """A plan for a smaller budget fits every larger one."""
     for smaller, larger in pairwise(searches):
         if smaller.best is not None:
-            larger.offer(smaller.best, "the plan for less memory")
+            larger.consider(smaller.best, "the plan for less memory")

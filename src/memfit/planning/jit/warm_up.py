@@ -34,11 +34,11 @@ from memfit.planning.baselines.keep_all import KeepAll
 from memfit.planning.cuts.just_in_time import build, default_makers, keep_at
 from memfit.planning.model.fast_judge import drop_dead, measure, peak_and_time
 from memfit.planning.model.inplace_forms import overwrite
-from memfit.planning.model.precedence import precedence
+from memfit.planning.model.precedence import find_precedence
 from memfit.planning.problem import Problem
 from memfit.planning.search.drop_repeats import delete, kept_after
 from memfit.planning.search.neighbourhood import move_target
-from memfit.planning.search.reorder import calm, calmed
+from memfit.planning.search.reorder import lower_peak, move_ops
 from memfit.planning.search.repair import Repairer, closures_for, judge_insertions
 from memfit.planning.search.repair_kernel import idle_values, inserted, mended
 
@@ -47,7 +47,7 @@ KERNELS: dict[str, tuple[Any, ...]] = {
     "annealing": (anneal,),
     "beam": (beam,),
     "rest": (
-        *(measure, drop_dead, overwrite, kept_after, build, calm, move_target, _best_fit),
+        *(measure, drop_dead, overwrite, kept_after, build, move_ops, move_target, _best_fit),
         *(idle_values, inserted, closures_for, judge_insertions),  # for sequences that overwrite
     ),
 }
@@ -111,7 +111,7 @@ def compile_now(name: str) -> None:
     overwrite(a, sequence, np.full(model.num_forms, -1, np.int64))
     delete(a, drop_dead(a, sequence), peak, np.arange(1))
     keep_at(model, (2,), ((),))
-    calmed(precedence(model), sequence, peak - 1, seconds=0.01)
+    lower_peak(find_precedence(model), sequence, peak - 1, seconds=0.01)
     move_target(a, sequence, 1, True)
     with_layout(problem.graph, KeepAll().plan(problem).require_plan())
 

@@ -40,7 +40,7 @@ def movable_fraction(graph: Precedence) -> float:
     return movable / len(graph.agenda)
 
 
-def precedence(model: Model) -> Precedence:
+def find_precedence(model: Model) -> Precedence:
     before: dict[int, set[int]] = {f: set() for f in model.agenda}
     maker = {s: f for f in reversed(model.agenda) for s in (*model.outs[f], *(new for new, _ in model.takes[f]))}
     readers: dict[int, list[int]] = {}

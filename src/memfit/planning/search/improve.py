@@ -18,46 +18,89 @@ from memfit.planning.model.reduce import Ints
 from memfit.planning.search.neighbourhood import Neighbourhood
 from memfit.planning.search.state import Search
 
-_STALE_S = 2.0
-_TELL_S, _LOOK_S = 0.5, 0.02
-_WORTHWHILE = 1e-3  # an improvement of the plan's time that counts as one
-_LEAST_PATIENCE_S = 1.0
-_SLACK, _WAVE_S = 0.012, 3.0
-"""How much slower a plan may be and still be walked on from: falling to nothing, again and again."""
-_MOST_WALKS, _MOST_AT_ONCE = 6, 2
-_WIDE_POINTS = 5.0
-"""A gap from which on walks also set out anew from what did not fit."""
-_LEAST_WALK_S = 0.7
-_SLICE = 0.35
-"""Of the time left, the share that one round over all walks takes."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walks:
+    """The neighbourhood search. `add_to_seed` gives each slot of the table its own random numbers."""
+
+    name: str = "search"
+    add_to_seed: int = 0
+    patient: bool = True  # whether the caller's patience ends it
+
+    def applies(self, search: Search) -> bool:
+        return not search.done and not search.good_enough
+
+    def run(self, search: Search, seconds: float) -> None:
+        patience = search.patience if self.patient else None
+        improve(search, seconds=seconds, seed=search.seed + self.add_to_seed, patience=patience)
 
 
-def improve_until(search: Search, *, seconds: float = 1e9, seed: int = 0, patience: float | None = None, finish: bool = False) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HurriedWalks(Walks):
+    """With little time and a wide gap a search comes before exact chains: what it gains it gains at once."""
+
+    name: str = "hurried search"
+    add_to_seed: int = 50
+    patient: bool = False
+
+    def applies(self, search: Search) -> bool:
+        far = search.best is None or search.gap_points > search.settings.walks.hurried_points
+        hurried = search.problem.time_limit_s < search.settings.wide.ample_s
+        return hurried and far and not search.done and not search.good_enough
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WalksOn(Walks):
+    """Where annealing gave up: on from a plan that something else found."""
+
+    name: str = "search after annealing"
+    patient: bool = False
+
+    def applies(self, search: Search) -> bool:
+        return search.best is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """A moment of search for a plan whose gap is small enough: until there is next to none."""
+
+    name: str = "finish"
+
+    def applies(self, search: Search) -> bool:
+        return search.good_enough
+
+    def run(self, search: Search, seconds: float) -> None:
+        improve(search, seconds=seconds, seed=search.seed, finish=True)
+
+
+def improve(search: Search, *, seconds: float = 1e9, seed: int = 0, patience: float | None = None, finish: bool = False) -> None:
     """Search until the gap is small enough (`finish`: until there is next to none), the time is up or the user has had enough.
 
     With `patience` also when a plan is known and nothing worthwhile was found for that share of the time spent.
     """
+    numbers = search.settings.walks
     clock = _Clock(search, search.problem.seconds + min(seconds, max(search.problem.seconds_left, 0.0)), patience, finish)
-    at_once = min(_MOST_AT_ONCE, cpu_count() or 1)
-    walks = _walks(search, seed, int(_SLICE * at_once * (clock.stop_s - search.problem.seconds) / _LEAST_WALK_S), at_once)
+    at_once = min(numbers.at_once, cpu_count() or 1)
+    most = int(numbers.round_share * at_once * (clock.stop_s - search.problem.seconds) / numbers.least_walk_s)
+    walks = begin_walks(search, seed, most, at_once)
     with ThreadPoolExecutor(at_once) as pool:
         while walks and not clock.over:
             left = clock.stop_s - search.problem.seconds
-            _walk_together(pool, walks, clock, _SLICE * left * at_once / len(walks) if len(walks) > at_once else left)
+            _walk_together(pool, walks, clock, numbers.round_share * left * at_once / len(walks) if len(walks) > at_once else left)
             walks.sort(key=lambda walk: walk.best_standing)
             walks = walks[: max(len(walks) // 2, at_once)]
 
 
 def _walk_together(pool: ThreadPoolExecutor, walks: list[Neighbourhood], clock: _Clock, seconds: float) -> None:
-    """Each for so long, as many at once as the pool has threads. They leave what they find; this thread alone offers it."""
+    """Each for so long, as many at once as the pool has threads. They leave what they find; this thread alone shows it to the search."""
     found: deque[tuple[Ints, Ints]] = deque()
     running = {pool.submit(_walk, walk, clock, seconds, found) for walk in walks}
     try:
         while running:
-            done, running = wait(running, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+            done, running = wait(running, timeout=clock.search.settings.walks.look_s, return_when=FIRST_COMPLETED)
             while found:
                 sequence, makers = found.popleft()
-                clock.search.offer(sequence, "search", makers)
+                clock.search.consider(sequence, "search", makers)
             clock.tell()
             for future in done:
                 future.result()
@@ -78,34 +121,34 @@ class _Clock:
 
     @property
     def over(self) -> bool:
-        search, now = self.search, self.search.problem.seconds
-        if search.best is not None and (self.reached_ns is None or search.best_time_ns < self.reached_ns * (1 - _WORTHWHILE)):
+        search, now, numbers = self.search, self.search.problem.seconds, self.search.settings.walks
+        if search.best is not None and (self.reached_ns is None or search.best_time_ns < self.reached_ns * (1 - numbers.worthwhile)):
             self.reached_ns, self.gained_s = search.best_time_ns, now
         tired = self.patience is not None and self.reached_ns is not None
-        if tired and now - self.gained_s > max(_LEAST_PATIENCE_S, (self.patience or 0.0) * now):
+        if tired and now - self.gained_s > max(numbers.least_patience_s, (self.patience or 0.0) * now):
             return True
         enough = search.nearly_closed if self.finish else search.good_enough
         return self.stopped or search.done or enough or now >= self.stop_s
 
     def tell(self) -> None:
         problem = self.search.problem
-        if problem.seconds - self.told_s > _TELL_S:
+        if problem.seconds - self.told_s > self.search.settings.walks.tell_s:
             self.told_s = problem.seconds
             problem.tell(self.search.best_time_ns if self.search.best is not None else None, self.search.bound_ns, "search")
 
 
-def _walks(search: Search, seed: int, most: int, least: int) -> list[Neighbourhood]:
+def begin_walks(search: Search, seed: int, most: int, least: int) -> list[Neighbourhood]:
     """One from each of the best plans known and of the closest misses where the gap is wide; no more than there is time for, no fewer than
     can walk at once.
 
     Near the floor the first plan a walk finds decides where it ends, so while nothing fits several set out from the closest miss.
     """
-    a, limit = search.problem.model.arrays, search.problem.limit_bytes
-    most = min(max(most, 1), _MOST_WALKS)
+    a, limit, numbers = search.problem.model.arrays, search.problem.limit_bytes, search.settings.walks
+    most = min(max(most, 1), numbers.most_walks)
     starts = [(sequence, makers) for _, sequence, makers in search.pool]
     if search.best is None and search.closest is not None:
-        starts = [(search.closest, search.makers)] * _MOST_WALKS
-    elif search.miss is not None and search.gap_points > _WIDE_POINTS and most > 1:
+        starts = [(search.closest, search.makers)] * numbers.most_walks
+    elif search.miss is not None and search.gap_points > numbers.miss_points and most > 1:
         again = [(search.miss, search.makers)] * (most // 2)
         starts = starts[: most - len(again)] + again
     starts = starts[: max(most, least)]
@@ -118,14 +161,14 @@ def _walks(search: Search, seed: int, most: int, least: int) -> list[Neighbourho
 
 
 def _walk(walk: Neighbourhood, clock: _Clock, seconds: float, found: deque[tuple[Ints, Ints]]) -> None:
-    problem = clock.search.problem
+    problem, numbers = clock.search.problem, clock.search.settings.walks
     began = improved = problem.seconds
     while not clock.over and problem.seconds - began < seconds:
-        slack = _SLACK * (1 - (problem.seconds - began) / _WAVE_S % 1.0)
+        slack = numbers.slack * (1 - (problem.seconds - began) / numbers.wave_s % 1.0)
         if walk.round(slack):
             improved = problem.seconds
             found.append((walk.best, walk.maker))
-        elif problem.seconds - improved > _STALE_S:
+        elif problem.seconds - improved > numbers.stale_s:
             walk.restart()
             improved = problem.seconds
     walk.restart()

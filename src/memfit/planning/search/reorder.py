@@ -9,43 +9,81 @@ whole step: a hundred thousand moves a second.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 
 from memfit.jit.kernel import kernel
-from memfit.planning.model.fast_judge import peak_and_time
-from memfit.planning.model.precedence import Precedence
+from memfit.planning.model.fast_judge import INVALID, peak_and_time
+from memfit.planning.model.precedence import Precedence, find_precedence, movable_fraction
 from memfit.planning.model.reduce import Arrays, Ints
+from memfit.planning.search.state import Search
+from memfit.planning.settings import ReorderSettings
 
 _NEVER = 2**62
-_STEP = 0.97
-"""How much lower the next step is."""
 
 
-def calmed(graph: Precedence, order: Ints, limit_bytes: int, *, seconds: float, seed: int = 0) -> Ints:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reorder:
+    """The step's own ops in another order: where that fits nothing is faster, and where it holds less other seeds begin with it.
+
+    `first`: before anything else, for graphs in which most ops can move.
+    """
+
+    name: str = "reorder"
+    first: bool = False
+
+    def applies(self, search: Search) -> bool:
+        if not search.may_reorder or search.settled or search.good_enough or search.rank is not None or not search.problem.model.agenda:
+            return False
+        if self.first:
+            graph, least = search.problem.model, search.settings.reorder.movable_share
+            return search.is_large or movable_fraction(find_precedence(graph)) > least
+        return search.bound_ns <= search.floor.time_ns or search.best is None  # no cut says that anything must run twice
+
+    def run(self, search: Search, seconds: float) -> None:
+        problem, numbers = search.problem, search.settings.reorder
+        agenda = np.array(problem.model.agenda, np.int64)
+        peak, _ = peak_and_time(problem.model.arrays, agenda)
+        order = lower_peak(find_precedence(problem.model), agenda, problem.limit_bytes, seconds=seconds, numbers=numbers)
+        search.consider(order, "another order")
+        lower, _ = peak_and_time(problem.model.arrays, order)
+        if lower != INVALID and lower < peak - numbers.helps_share * (peak - search.floor.bytes):
+            search.rank = np.zeros(problem.model.num_forms, np.int64)
+            search.rank[order] = np.arange(len(order))
+
+
+_NUMBERS = ReorderSettings()
+
+
+def lower_peak(
+    graph: Precedence, order: Ints, limit_bytes: int, *, seconds: float, seed: int = 0, numbers: ReorderSettings = _NUMBERS
+) -> Ints:
     """The best order reached from `order` in about `seconds`; at once when one fits.
 
-    A limit far below the peak is approached in steps: against one that is passed nearly everywhere, moves at the heights count for little.
+    A limit far below the peak is approached in steps: where nearly every position is over the limit, a move at the highest one counts for little.
     """
     best = current = order
     peak, _ = peak_and_time(graph.arrays, order)
-    target, best_over = max(limit_bytes, int(_STEP * peak)), _NEVER
+    target, best_over = max(limit_bytes, int(numbers.limit_step * peak)), _NEVER
     began = stepped = perf_counter()
     moves = max(200, 4_000_000 // max(len(order), 1))
     for number in range(1 << 20):
         now = perf_counter()
         if now - began >= seconds or not len(order):
             break
-        warmth = 0.03 * (1 - (now - stepped) / max(began + seconds - stepped, 1e-9)) * (number % 2)
-        current, over = calm(graph.arrays, current, target, *graph.before, *graph.after, graph.num_readers, moves, warmth, seed + number)
+        temperature = numbers.temperature * (1 - (now - stepped) / max(began + seconds - stepped, 1e-9)) * (number % 2)
+        current, over = move_ops(
+            graph.arrays, current, target, *graph.before, *graph.after, graph.num_readers, moves, temperature, seed + number
+        )
         if over < best_over:
             best, best_over = current, over
         if over == 0 and target <= limit_bytes:
             break
         if over == 0:
-            target, best_over, stepped = max(limit_bytes, int(_STEP * target)), _NEVER, now
-        elif over > 1.5 * best_over:
+            target, best_over, stepped = max(limit_bytes, int(numbers.limit_step * target)), _NEVER, now
+        elif over > numbers.lost * best_over:
             current = best
     return best
 
@@ -105,7 +143,7 @@ def shift(order: Ints, place: Ints, p: int, q: int) -> None:
 
 
 @kernel
-def calm(
+def move_ops(
     a: Arrays,
     start: Ints,
     limit: int,
@@ -115,10 +153,10 @@ def calm(
     after_idx: Ints,
     num_readers: Ints,
     moves: int,
-    warmth: float,
+    temperature: float,
     seed: int,
 ) -> tuple[Ints, int]:
-    """`moves` tries from `start`; a move that raises the excess is kept while it is less than `warmth` of all of it."""
+    """`moves` tries from `start`; a move that raises the excess is kept while it is less than `temperature` times all of it."""
     np.random.seed(seed)
     n = len(start)
     order = start.copy()
@@ -166,7 +204,7 @@ def calm(
         held = held_before(a, order, first, usage)
         shift(order, place, p, q)
         now = replay_window(a, order, first, final, held, last, num_readers, limit, usage)
-        if now - before <= warmth * over * np.random.random():
+        if now - before <= temperature * over * np.random.random():
             over += now - before
         else:
             shift(order, place, q, p)

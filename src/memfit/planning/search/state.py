@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,21 +13,27 @@ from memfit.planning.model.fast_judge import INVALID, peak_and_time
 from memfit.planning.model.inplace_forms import Siblings, find_siblings, overwritten
 from memfit.planning.model.lower_bounds import Floor, find_floor
 from memfit.planning.model.reduce import Ints
-from memfit.planning.problem import Problem
+from memfit.planning.problem import Planner, Problem
 from memfit.planning.search.drop_repeats import polish
 from memfit.planning.search.repair import Repairer
+from memfit.planning.settings import AutoSettings
 
-_NEARLY_POINTS = 0.005
-_REMEMBERED = 8
+if TYPE_CHECKING:
+    from memfit.planning.cuts.refine import Chain
 
 
 @dataclass(slots=True)
 class Search:
-    """Mutable on purpose: one search, many steps. `enough_points` is the gap, in points of the plain step, worth stopping at."""
+    """What stages know and leave to each other. `enough_points` is the gap, in points of the plain step, worth stopping at."""
 
     problem: Problem
+    settings: AutoSettings = field(default_factory=AutoSettings)
     enough_points: float = 0.3
+    seed: int = 0
+    patience: float | None = None  # share of the time without a gain after which a walk ends
     max_runs: int | None = None  # how often one form may run; None: as often as it pays
+    may_reorder: bool = True
+    planner: Planner | None = None  # plans other steps as this one is planned
     best: Ints | None = None
     best_time_ns: int = 0
     pool: list[tuple[int, Ints, Ints]] = field(default_factory=list)  # the fastest that fit: time, sequence, makers
@@ -34,6 +41,10 @@ class Search:
     miss: Ints | None = None  # the closest, when the first plan that fits was found
     closest_peak_bytes: int = 2**62
     rank: Ints | None = None  # where each form stands in an order that holds less than the step's own
+    chain: Chain | None = None  # the cuts that were solved exactly
+    has_wide_chain: bool = False  # cuts at wide ops were tried
+    began_without_variants: bool = False  # most of the time went into the step without its variants
+    found_way_back: bool = False  # the first plan is one read backwards from the only result
     bound_ns: int = 0
     proof: str = ""
     makers: Ints = field(init=False)  # the forms by which the best sequence remakes things
@@ -62,23 +73,34 @@ class Search:
 
     @property
     def good_enough(self) -> bool:
-        """The gap is small: at once if it is tiny, after a tenth of the time if it is only small."""
-        patient = self.problem.seconds < 0.1 * self.problem.time_limit_s
-        return self.best is not None and self.gap_points <= (min(0.05, self.enough_points) if patient else self.enough_points)
+        """The gap is small: at once if it is tiny, after a part of the time if it is only small."""
+        stop = self.settings.stop
+        early = self.problem.seconds < stop.early_share * self.problem.time_limit_s
+        return self.best is not None and self.gap_points <= (min(stop.early_points, self.enough_points) if early else self.enough_points)
 
     @property
     def nearly_closed(self) -> bool:
         """Bound and plan have met for all that matters."""
-        return self.best is not None and self.gap_points <= _NEARLY_POINTS
+        return self.best is not None and self.gap_points <= self.settings.stop.closed_points
 
     @property
     def gap_points(self) -> float:
         return 100.0 * (self.best_time_ns - self.bound_ns) / max(self.problem.model.base_time_ns, 1)
 
+    @property
+    def is_large(self) -> bool:
+        """Whether steps that grow faster than the graph are left out."""
+        return self.problem.model.num_forms >= self.settings.large_forms
+
+    @property
+    def is_hurried(self) -> bool:
+        """Whether cuts at wide ops take the place of exact chains, for lack of time."""
+        return self.has_wide_chain and self.problem.time_limit_s < self.settings.wide.ample_s
+
     def raise_bound(self, bound_ns: int) -> None:
         self.bound_ns = max(self.bound_ns, bound_ns)
 
-    def offer(self, sequence: Ints, note: str = "", makers: Ints | None = None) -> bool:
+    def consider(self, sequence: Ints, note: str = "", makers: Ints | None = None) -> bool:
         """Take a sequence if it fits and is faster than the best; remember the lowest peak otherwise."""
         sequence = overwritten(self.problem.model.arrays, sequence, self.siblings)
         peak, time = peak_and_time(self.problem.model.arrays, sequence)
@@ -102,28 +124,28 @@ class Search:
         if all(time != known for known, _, _ in self.pool):
             self.pool.append((time, sequence, makers))
             self.pool.sort(key=lambda item: item[0])
-            del self.pool[_REMEMBERED:]
+            del self.pool[self.settings.stop.num_remembered :]
 
-    def mend(self, sequence: Ints, makers: Ints, note: str, *, top: int = 24, wide: int = 96, seconds: float = 20.0) -> bool:
-        """Repair in two ways, polish, offer; each of them for at most `seconds`."""
-        a, limit = self.problem.model.arrays, self.problem.limit_bytes
-        if self.best is not None or len(a.time) < 3000:  # another seed is likely better than this one mended at length
-            seconds = min(seconds, max(0.08 * self.problem.time_limit_s, 0.5))
-        seconds = min(seconds, max(0.5 * self.problem.seconds_left, 1.0))
-        if len(a.time) >= 3000:  # looking around costs time in the length of the sequence: look at less, take more steps
-            top, wide = min(top, 6), min(wide, 10)
+    def repair(self, sequence: Ints, makers: Ints, note: str, *, seconds: float | None = None) -> bool:
+        """Repair in two ways, drop repeats, consider the result; each of them for at most `seconds`."""
+        a, limit, problem, numbers = self.problem.model.arrays, self.problem.limit_bytes, self.problem, self.settings.repair
+        seconds = (numbers.seconds_large if self.is_large else numbers.seconds) if seconds is None else seconds
+        if self.best is not None or not self.is_large:
+            seconds = min(seconds, max(numbers.share * problem.time_limit_s, 0.5))
+        seconds = min(seconds, max(numbers.share_left * problem.seconds_left, 1.0))
+        top, wide = (numbers.judged_large, numbers.looked_at_large) if self.is_large else (numbers.judged, numbers.looked_at)
+        steps = numbers.steps_large if self.is_large else numbers.steps
         makers = np.where(makers >= 0, self.siblings.plain[makers], makers)
         inplace = self.siblings.known
-        steps = 400 if len(a.time) < 3000 else 4000
         plain, better = self.siblings.plain[np.asarray(sequence)], False
-        for bold in (False, True) if len(a.time) < 3000 else (False,):
+        for bold in (False,) if self.is_large else (False, True):
             fixer = Repairer(arrays=a, limit=limit, maker=makers, top=top, wide=wide, inplace=inplace, bold=bold)
             fixed = fixer.run(plain, steps, perf_counter() + seconds)
             untouched = np.array_equal(fixed, plain)
             peak, _ = peak_and_time(a, overwritten(a, fixed, self.siblings))
             if peak != INVALID and peak <= limit:
-                fixed = polish(a, fixed, limit, 6, perf_counter() + seconds, inplace=inplace)
-            better |= self.offer(fixed, note, makers)
+                fixed = polish(a, fixed, limit, numbers.polish_rounds, perf_counter() + seconds, inplace=inplace)
+            better |= self.consider(fixed, note, makers)
             if untouched:
                 break
         return better

@@ -7,8 +7,8 @@ import numpy as np
 import memfit
 from memfit.core.budget import Budget
 from memfit.core.costs import Costs
-from memfit.planning.cuts.milestones import explore_milestones, waiting_links
-from memfit.planning.cuts.planner import cuts_near_peak
+from memfit.planning.cuts.milestones import keep_milestones, waiting_links
+from memfit.planning.cuts.near_peak import cuts_near_peak
 from memfit.planning.cuts.program import CutProgram
 from memfit.planning.cuts.rounding import seeds_from
 from memfit.planning.model.fast_judge import peak_and_time
@@ -51,7 +51,7 @@ def _search(limit_bytes: int) -> tuple[Search, CutProgram]:
     graph, costs = _residual_network()
     search = Search(Problem(graph=graph, costs=costs, budget=Budget(device_bytes=limit_bytes), time_limit_s=20.0))
     model = search.problem.model
-    return search, CutProgram(model, (next(cuts_near_peak(model, np.array(model.agenda, np.int64))),))
+    return search, CutProgram(model, (next(cuts_near_peak(model)),))
 
 
 def _seed(search: Search, program: CutProgram) -> tuple[Ints, list[int]]:
@@ -72,7 +72,7 @@ def test_the_links_of_a_residual_stream_wait_at_the_peak_of_the_lp_s_seed() -> N
 
 def test_with_milestones_the_plan_fits_and_only_sums_run_again() -> None:
     search, program = _search(450)
-    explore_milestones(search, program, seconds=10.0)
+    keep_milestones(search, program, seconds=10.0)
     assert search.best is not None
     model = search.problem.model
     runs = np.bincount(search.best, minlength=model.num_forms)
@@ -93,5 +93,5 @@ def test_what_must_be_kept_is_kept_and_costs_something() -> None:
 
 def test_nothing_to_do_where_the_seed_fits_already() -> None:
     search, program = _search(10_000)
-    explore_milestones(search, program, seconds=10.0)
+    keep_milestones(search, program, seconds=10.0)
     assert search.best is None

@@ -6,8 +6,8 @@ from random import Random
 
 from memfit.capture.node_link import parse_node_link
 from memfit.core.budget import Budget
-from memfit.planning.cuts.planner import first_program
-from memfit.planning.cuts.refine import _settle_small, offer_seeds
+from memfit.planning.cuts.near_peak import first_program
+from memfit.planning.cuts.refine import _settle_small, repair_seeds
 from memfit.planning.problem import Problem
 from memfit.planning.search.state import Search
 
@@ -41,7 +41,7 @@ def test_small_storages_are_settled_where_large_ones_are() -> None:
             solution = program.solve_whole(limit, time_limit_s=5.0, small_bytes=_SMALL_BYTES)
             assert solution is not None
             search.raise_bound(solution.bound_ns)
-            offer_seeds(search, solution, "open")
+            repair_seeds(search, solution, "open")
             if settle:
                 _settle_small(search, program, solution, _SMALL_BYTES, 5.0)
             assert search.best is not None, seed

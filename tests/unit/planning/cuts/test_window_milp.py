@@ -14,12 +14,13 @@ from memfit.core.costs import uniform_costs
 from memfit.planning import plan
 from memfit.planning.baselines.sqrt_segments import SqrtSegments
 from memfit.planning.cuts.refine import Chain
-from memfit.planning.cuts.wide_ops import explore_stages, widest
-from memfit.planning.cuts.window_milp import _Windows, across, explore_windows, kept_when_made
+from memfit.planning.cuts.wide_ops import cut_wide_ops, lengthen_at_wide_ops
+from memfit.planning.cuts.window_milp import _Window, find_crossing, find_kept, improve_windows
 from memfit.planning.model.fast_judge import peak_and_time, usage_of
 from memfit.planning.model.lower_bounds import working_sets
 from memfit.planning.problem import Problem
 from memfit.planning.search.state import Search
+from memfit.planning.settings import WideOpSettings
 
 
 def _layers(num_layers: int, wide: int = -1) -> memfit.Graph:
@@ -54,7 +55,7 @@ def test_what_a_plan_keeps_adds_up_to_what_it_holds() -> None:
         for cut in Chain(model).fullest(sequence):
             at = next(p for p, f in enumerate(sequence) if int(f) in model.producers[cut])
             fresh = sum(int(a.size[s]) for s in model.outs[sequence[at]])
-            assert a.base_bytes + int(a.size[kept_when_made(model, sequence, cut)].sum()) + fresh == usage[at]
+            assert a.base_bytes + int(a.size[find_kept(model, sequence, cut)].sum()) + fresh == usage[at]
 
 
 def test_a_plan_is_a_solution_of_its_own_windows() -> None:
@@ -62,10 +63,10 @@ def test_a_plan_is_a_solution_of_its_own_windows() -> None:
     search = _search(_layers(20), 130)
     sequence = SqrtSegments().sequence(search.problem)
     assert sequence is not None
-    search.mend(sequence, search.makers, "")
+    search.repair(sequence, search.makers, "")
     assert search.best is not None
-    windows = _Windows(search)
-    assert set(windows.movable) <= set(np.flatnonzero(across(search.problem.model, search.best, windows.chain.cuts)))
+    windows = _Window(search)
+    assert set(windows.movable) <= set(np.flatnonzero(find_crossing(search.problem.model, search.best, windows.chain.cuts)))
     solution = windows.solve(np.zeros(0, np.int64), 5.0)
     assert solution is not None
     assert solution.time_ns <= search.best_time_ns
@@ -78,9 +79,9 @@ def test_windows_improve_a_plan_and_stay_inside() -> None:
     search = _search(_layers(24), 130)
     sequence = SqrtSegments().sequence(search.problem)
     assert sequence is not None
-    assert search.offer(sequence)
+    assert search.consider(sequence)
     before = search.best_time_ns
-    explore_windows(search, seconds=8.0)
+    improve_windows(search, seconds=8.0)
     assert search.best is not None
     assert search.best_time_ns < before
     peak, time = peak_and_time(search.problem.model.arrays, search.best)
@@ -95,9 +96,9 @@ def test_the_widest_ops_are_cuts_from_the_beginning() -> None:
     needs = working_sets(model)
     assert needs == sorted(needs, reverse=True)
     first = Chain(model).fullest(np.array(model.agenda, np.int64))[0]
-    chain = widest(search.problem, first)
+    chain = cut_wide_ops(search.problem, first, WideOpSettings())
     assert 1 < len(chain.cuts) <= 5
-    explore_stages(search, chain, seconds=6.0)
+    lengthen_at_wide_ops(search, chain, seconds=6.0)
     known = plan(graph, budget=90, time_limit_s=3.0).require_plan().timeline.time_ns
     assert search.floor.time_ns < search.bound_ns <= known
 
@@ -118,7 +119,7 @@ def test_stages_bound_the_optimum() -> None:
             best = best_time_ns(graph, costs, limit, max_states=10_000)
         except RuntimeError:
             continue
-        explore_stages(search, widest(search.problem, required[-1]), seconds=2.0)
+        lengthen_at_wide_ops(search, cut_wide_ops(search.problem, required[-1], WideOpSettings()), seconds=2.0)
         if best is not None:
             compared += 1
             assert search.bound_ns <= best, f"seed {seed}"

@@ -13,7 +13,7 @@ from memfit.core.costs import Costs
 from memfit.core.simulate import simulate
 from memfit.planning import plan
 from memfit.planning.cuts.milp import stdout_to_stderr
-from memfit.planning.cuts.planner import cuts_near_peak
+from memfit.planning.cuts.near_peak import cuts_near_peak
 from memfit.planning.cuts.program import CutProgram
 from memfit.planning.model.fast_judge import INVALID, peak_and_time
 from memfit.planning.model.inplace_forms import find_siblings, overwritten
@@ -82,7 +82,7 @@ def test_a_choice_of_forms_does_not_halve_what_they_read() -> None:
     peak, base = peak_and_time(models[0].arrays, np.array(models[0].agenda, np.int64))
     bounds = []
     for model in models:
-        cut = next(cuts_near_peak(model, np.array(model.agenda, np.int64)))
+        cut = next(cuts_near_peak(model))
         solution = CutProgram(model, (cut,)).solve(int(0.6 * peak))
         assert solution is not None
         bounds.append(solution.bound_ns - base)

@@ -18,7 +18,7 @@ from memfit.core.budget import Budget
 from memfit.core.costs import uniform_costs
 from memfit.core.outcome import Status
 from memfit.planning import Progress, plan
-from memfit.planning.cuts.planner import cuts_near_peak
+from memfit.planning.cuts.near_peak import cuts_near_peak
 from memfit.planning.cuts.program import CutProgram
 from memfit.planning.cuts.refine import Chain, refine
 from memfit.planning.cuts.rounding import seeds_from
@@ -29,7 +29,7 @@ from memfit.planning.problem import Problem
 from memfit.planning.search import improve as anytime
 from memfit.planning.search.auto import Portfolio
 from memfit.planning.search.drop_repeats import polish
-from memfit.planning.search.improve import _walks, improve_until
+from memfit.planning.search.improve import begin_walks, improve
 from memfit.planning.search.neighbourhood import Neighbourhood
 from memfit.planning.search.repair import Repairer
 from memfit.planning.search.state import Search
@@ -144,7 +144,7 @@ def test_chains_of_cuts_only_raise_the_bound() -> None:
     """Near the floor a value is recomputed more than once, which one cut cannot see."""
     graph = training_chain(24, 10)
     model = build_model(graph, uniform_costs(graph))
-    first = next(cuts_near_peak(model, np.array(model.agenda, np.int64)))
+    first = next(cuts_near_peak(model))
     for limit, higher in ((100, 0), (50, 1)):
         chain = Chain(model, first)
         single = solution = CutProgram(model, chain.cuts).solve_whole(limit, time_limit_s=5)
@@ -205,7 +205,7 @@ def test_refined_cuts_meet_the_plan() -> None:
     graph = training_chain(24, 10)
     problem = Problem(graph=graph, costs=uniform_costs(graph), budget=Budget(device_bytes=120), time_limit_s=20.0)
     search = Search(problem)
-    refine(search, next(cuts_near_peak(problem.model, np.array(problem.model.agenda, np.int64))), seconds=10)
+    refine(search, next(cuts_near_peak(problem.model)), seconds=10)
     assert search.best is not None
     assert search.best_time_ns == search.bound_ns
 
@@ -232,15 +232,15 @@ def test_plans_are_reproducible(planner: str) -> None:
 def test_while_nothing_fits_several_walks_set_out_and_some_again_later() -> None:
     graph = training_chain(30, 10)
     search = Search(Problem(graph=graph, costs=uniform_costs(graph), budget=Budget(device_bytes=60), time_limit_s=20.0))
-    search.offer(np.array(search.problem.model.agenda, np.int64))
-    walks = _walks(search, seed=0, most=4, least=2)
+    search.consider(np.array(search.problem.model.agenda, np.int64))
+    walks = begin_walks(search, seed=0, most=4, least=2)
     assert len(walks) == 4
     assert all(walk.best_standing[0] > 0 for walk in walks)
-    improve_until(search, seconds=6.0)
+    improve(search, seconds=6.0)
     assert search.best is not None
     assert search.miss is not None
     assert search.gap_points > 5
-    standings = [walk.best_standing[0] for walk in _walks(search, seed=0, most=4, least=2)]
+    standings = [walk.best_standing[0] for walk in begin_walks(search, seed=0, most=4, least=2)]
     assert min(standings) == 0
     assert max(standings) > 0
 
@@ -248,14 +248,14 @@ def test_while_nothing_fits_several_walks_set_out_and_some_again_later() -> None
 def test_walks_at_once_are_from_different_seeds_and_only_one_thread_offers(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = training_chain(30, 10)
     search = Search(Problem(graph=graph, costs=uniform_costs(graph), budget=Budget(device_bytes=120), time_limit_s=20.0), enough_points=0.0)
-    search.mend(np.array(search.problem.model.agenda, np.int64), search.makers, "")
-    alone = _walks(search, seed=0, most=1, least=2)
+    search.repair(np.array(search.problem.model.agenda, np.int64), search.makers, "")
+    alone = begin_walks(search, seed=0, most=1, least=2)
     assert len({walk.seed for walk in alone}) == len(alone) == 2  # one plan is known: both set out from it
     offering, walking = set[int](), set[int]()
-    offer, round_ = Search.offer, Neighbourhood.round
-    monkeypatch.setattr(Search, "offer", lambda *given, **more: (offering.add(get_ident()), offer(*given, **more))[1])
+    offer, round_ = Search.consider, Neighbourhood.round
+    monkeypatch.setattr(Search, "consider", lambda *given, **more: (offering.add(get_ident()), offer(*given, **more))[1])
     monkeypatch.setattr(Neighbourhood, "round", lambda *given: (walking.add(get_ident()), round_(*given))[1])
-    improve_until(search, seconds=1.0)
+    improve(search, seconds=1.0)
     assert offering <= {get_ident()}
     assert len(walking) == min(2, cpu_count() or 1)
     assert get_ident() not in walking
@@ -264,7 +264,7 @@ def test_walks_at_once_are_from_different_seeds_and_only_one_thread_offers(monke
 def test_an_interrupt_ends_the_walks(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = training_chain(30, 10)
     search = Search(Problem(graph=graph, costs=uniform_costs(graph), budget=Budget(device_bytes=120), time_limit_s=60.0), enough_points=0.0)
-    search.mend(np.array(search.problem.model.agenda, np.int64), search.makers, "")
+    search.repair(np.array(search.problem.model.agenda, np.int64), search.makers, "")
 
     def interrupt(_: Any) -> None:
         if search.problem.seconds > 0.3:
@@ -273,7 +273,7 @@ def test_an_interrupt_ends_the_walks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(anytime._Clock, "tell", interrupt)
     began = perf_counter()
     with pytest.raises(KeyboardInterrupt):
-        improve_until(search, seconds=50.0)
+        improve(search, seconds=50.0)
     assert perf_counter() - began < 20  # and not when their time is up
     assert search.best is not None
 
@@ -294,7 +294,7 @@ def test_mending_is_no_worse_than_either_way_of_repair() -> None:
             fixed = Repairer(arrays=a, limit=problem.limit_bytes, maker=search.makers, bold=bold).run(agenda, 400)
             if peak_and_time(a, fixed)[0] <= problem.limit_bytes:
                 times.append(peak_and_time(a, polish(a, fixed, problem.limit_bytes))[1])
-        search.mend(agenda, search.makers, "")
+        search.repair(agenda, search.makers, "")
         if times and not search.siblings.any:
             compared += 1
             differed += len(set(times)) > 1
