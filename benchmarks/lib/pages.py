@@ -62,8 +62,7 @@ def write_pages() -> list[Path]:
 def stale_pages() -> dict[Path, str]:
     """What pages should say, where they say something else."""
     pages = {FOLDER / f"{theme}.md": theme_page(theme) for theme in THEMES} | {FOLDER / "README.md": index()}
-    readme = ROOT / "README.md"
-    pages[readme] = with_figures(readme.read_text())
+    pages |= {path: with_figures(path.read_text()) for path in (ROOT / "README.md", ROOT / "docs" / "how-to" / "compile-a-step.md")}
     return {path: text for path, text in pages.items() if not path.exists() or path.read_text() != text}
 
 
@@ -142,7 +141,7 @@ def _age(path: Path) -> int:
 
 
 def with_figures(text: str) -> str:
-    """README with what stands between `<!-- figures: NAME -->` and `<!-- end -->` made anew."""
+    """A page with what stands between `<!-- figures: NAME -->` and `<!-- end -->` made anew."""
     figures = {"compiled": compiled_figures, "starts": start_figures, "eager": eager_figures}
 
     def replaced(found: re.Match[str]) -> str:

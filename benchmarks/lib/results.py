@@ -13,7 +13,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,18 @@ def provenance(seed: int, packages: Sequence[str] = ("numpy",)) -> dict[str, str
     return {
         "commit": commit(),
         "python": platform.python_version(),
-        **{name: version(name) for name in packages},
+        **{name: _version(name) for name in packages},
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, shared with other work",
         "seed": str(seed),
         "command": command(),
     }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def commit() -> str:

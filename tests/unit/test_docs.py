@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import runpy
+from functools import cache, reduce
 from pathlib import Path
 
 import pytest
 import typer.main
 
 from memfit.cli import app
+from memfit.core import io
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -61,3 +64,62 @@ def test_every_page_is_in_the_index() -> None:
 def test_pages_name_no_machine_paths(page: Path) -> None:
     found = re.search(r"(?<![\w.])/(work|root|home)/\w+", page.read_text())
     assert found is None, f"{page.name} names a path of one machine: {found}"
+
+
+NAMED = [page for page in PAGES if page.name != "CHANGELOG.md"]
+WIDTH = 140
+FILE_FORMATS = {f"memfit.{name}" for name, _, _ in io._FORMATS.values()}
+
+
+def _resolves(name: str) -> bool:
+    """A module, or an attribute of one."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:length]))
+        except ImportError:
+            continue
+        return reduce(lambda o, part: getattr(o, part, None), parts[length:], found) is not None
+    return False
+
+
+@cache
+def _sources() -> str:
+    return "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+
+
+@pytest.mark.parametrize("page", NAMED, ids=lambda p: str(p.relative_to(ROOT)))
+def test_dotted_names_exist(page: Path) -> None:
+    """`memfit.x.y` is a module or what is in one; or an op, or a file format, by its name in the source."""
+    for name in set(re.findall(r"(?<![\w/.-])memfit(?:\.[A-Za-z_]\w*)+", page.read_text())):
+        known = name in FILE_FORMATS or f'"{name}"' in _sources()
+        assert known or _resolves(name), f"{page.name} names {name}, which is not there"
+
+
+@pytest.mark.parametrize("page", NAMED, ids=lambda p: str(p.relative_to(ROOT)))
+def test_paths_exist(page: Path) -> None:
+    """Files and folders, from the top of the repository, from src/memfit or from tests."""
+    text = re.sub(r"\]\([^)]*\)", "]", page.read_text())  # links have their own test
+    files = re.findall(r"(?<![\w/.*~<-])((?:[\w-]+/)+[\w*-]+\.(?:py|md|jsonl|c|cpp|toml|json|csv))", text)
+    folders = re.findall(r"(?<![\w/.*~<-])((?:[a-z_]+/)+)(?![\w*<{])", text)
+    for path in {*files, *folders}:
+        assert any((root / path).exists() for root in (ROOT, ROOT / "src" / "memfit", ROOT / "tests", DOCS)), (
+            f"{page.name} names {path}, which is not there"
+        )
+
+
+@pytest.mark.parametrize("page", [p for p in NAMED if "explanation" in p.parts or p.name == "CONTRIBUTING.md"], ids=lambda p: p.name)
+def test_source_files_named_alone_exist(page: Path) -> None:
+    known = {path.name for folder in ("src", "tests", "benchmarks", "scripts") for path in (ROOT / folder).rglob("*.py")}
+    for name in set(re.findall(r"`(\w+\.py)`", page.read_text())):
+        assert name in known, f"{page.name} names {name}, which is not there"
+
+
+@pytest.mark.parametrize("page", [p for p in NAMED if p.name != "cli.md"], ids=lambda p: str(p.relative_to(ROOT)))
+def test_lines_fit_a_screen(page: Path) -> None:
+    """But for tables, code and links."""
+    code = False
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        code ^= line.lstrip().startswith("```")
+        if not code and not line.startswith(("|", "![", "    ")) and "](http" not in line:
+            assert len(line) <= WIDTH, f"{page.name}:{number} has {len(line)} characters: {line[:60]}..."
