@@ -13,8 +13,8 @@ from torch._inductor.utils import fresh_cache
 
 from memfit.capture.inputs import Call
 from memfit.compilers.inductor import code_writers as writers
-from memfit.compilers.inductor import compiler as inductor
-from memfit.compilers.inductor.code_writers import as_written
+from memfit.compilers.inductor import writer_pool as pools
+from memfit.compilers.inductor.code_writers import yield_written
 from memfit.compilers.inductor.compiler import Inductor
 from memfit.passes.regions.regions import regions_of
 from memfit.pipeline.task import Task
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 @pytest.fixture
 def four_writers(monkeypatch: pytest.MonkeyPatch) -> Iterator[writers._Writers]:
-    monkeypatch.setattr(inductor, "num_writers", lambda: 4)
+    monkeypatch.setattr(pools, "num_writers", lambda: 4)
     monkeypatch.setattr(writers, "num_writers", lambda: 4)
     monkeypatch.setattr(writers, "_WRITERS", writers._Writers())
     yield writers._WRITERS
@@ -45,7 +45,7 @@ def test_writers_that_were_woken_early_write_for_the_gpu(four_writers: writers._
         assert [str(job.exception()) for job in done if job.exception() is not None] == []
         before = counters["inductor"]["fxgraph_cache_hit"]
         with Inductor().together():
-            for region in as_written(regions):
+            for region in yield_written(regions):
                 region.compile()
         assert counters["inductor"]["fxgraph_cache_hit"] - before >= 4  # this process writes the small ones meanwhile
     assert all(region.is_compiled for region in regions)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from memfit.compilers.inductor.code_writers import as_written, end_writers
+from memfit.compilers.inductor.code_writers import end_writers, yield_written
 from memfit.compilers.inductor.compiler import Inductor
 
 Tell = Callable[[str, int, int], None]
@@ -28,7 +28,7 @@ def compile_pieces(targets: Iterable[Any], tell: Tell, meanwhile: Iterator[None]
             settle()
             next(meanwhile, None)
 
-        for position, piece in enumerate(as_written(todo, work)):
+        for position, piece in enumerate(yield_written(todo, work)):
             tell("compiling regions", position, len(todo))
             piece.compile()
         tell("building kernels", 0, 0)

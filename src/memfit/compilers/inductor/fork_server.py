@@ -22,7 +22,7 @@ from torch._inductor.compile_worker.subproc_pool import SubprocKind, SubprocPick
 _NOT_BY_THE_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"  # whether there is a GPU: asking the driver would be looking at it
 
 
-class Preparing(SubprocPickler):
+class PreparingPickler(SubprocPickler):
     """A plain pickler; made in the main module of the new process it has that process prepared for writers."""
 
     def __init__(self) -> None:
@@ -37,8 +37,8 @@ def is_fork_server(module: Any) -> bool:
 
 
 @contextmanager
-def without_the_driver() -> Iterator[None]:
-    """Around starting the process: what it imports may ask whether there is a GPU."""
+def hide_driver() -> Iterator[None]:
+    """Around starting the process: what it imports may ask whether there is a GPU, and must not ask the driver."""
     before = os.environ.get(_NOT_BY_THE_DRIVER)
     os.environ[_NOT_BY_THE_DRIVER] = "1"
     try:

@@ -1,7 +1,7 @@
-"""Which steps were made ready here before: a mark beside the code that was compiled for them, in Inductor's folder, and gone with it.
+"""Which steps were made ready on this machine before: each left a mark beside its compiled code, in Inductor's folder, and gone with it.
 
 A step without a mark will take long to compile, so processes that help with it are woken while it is still being traced. A mark
-that is missing costs processor time, one that is wrong is found out by the pace (`writers.py`).
+that is missing costs processor time, one that is wrong is found out by the pace (`code_writers.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memfit.compilers.inductor.compiler import code_folder
+from memfit.compilers.inductor.cache_keys import code_folder
 
 
 def mark_of(model: nn.Module, inputs: Sequence[torch.Tensor], about: Iterable[Any] = ()) -> Path:

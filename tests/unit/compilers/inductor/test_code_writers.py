@@ -24,8 +24,11 @@ from torch._inductor.utils import fresh_cache
 from memfit.capture.inputs import Call
 from memfit.compilers.inductor import code_writers as writers
 from memfit.compilers.inductor import compiler as inductor
-from memfit.compilers.inductor.code_writers import Text, as_written, begin, wake_writers, write
-from memfit.compilers.inductor.compiler import Inductor, Settings, end_writer_pool, writer_pool
+from memfit.compilers.inductor import writer_pool as pools
+from memfit.compilers.inductor.code_writers import GraphText, start_writer, wake_writers, write_code, yield_written
+from memfit.compilers.inductor.compiler import Inductor
+from memfit.compilers.inductor.settings import Settings
+from memfit.compilers.inductor.writer_pool import end_writer_pool, writer_pool
 from memfit.passes.regions.piece import Region
 from memfit.passes.regions.regions import regions_of
 from memfit.pipeline.task import Task
@@ -50,7 +53,7 @@ def test_a_graph_that_is_sent_is_the_same_code(regions: list[Region]) -> None:
     assert len(regions) >= 8
     for region in regions:
         module, samples = region.source()
-        text = Text.of(module, samples)
+        text = GraphText.of(module, samples)
         assert text is not None
         again, fakes = text.read()
         assert again.code == module.code
@@ -63,23 +66,24 @@ def test_a_graph_that_calls_python_is_not_sent() -> None:
 
     graph = torch.fx.Graph()
     graph.output((graph.call_function(own, (graph.placeholder("x"),)),))
-    assert Text.of(torch.fx.GraphModule(nn.Module(), graph), [torch.zeros(2)]) is None
+    assert GraphText.of(torch.fx.GraphModule(nn.Module(), graph), [torch.zeros(2)]) is None
     graph = torch.fx.Graph()
     graph.output((graph.call_function(operator.getitem, (graph.placeholder("x"), 0)),))
-    assert Text.of(torch.fx.GraphModule(nn.Module(), graph), [torch.zeros(2)]) is not None
+    assert GraphText.of(torch.fx.GraphModule(nn.Module(), graph), [torch.zeros(2)]) is not None
 
 
 @needs_a_compiler
-def test_what_was_written_is_found_on_disk(regions: list[Region], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AsyncCompile, "triton", AsyncCompile.triton)  # `write` takes it out of its process, which is this one here
+def test_what_was_written_is_found_on_disk(regions: list[Region]) -> None:
+    build = AsyncCompile.__dict__["triton"]
     module, samples = max(regions, key=lambda r: r.num_ops).source()
     with fresh_cache():
-        text = Text.of(module, samples)
+        text = GraphText.of(module, samples)
         assert text is not None
-        write(text, Settings.here())
+        write_code(text, Settings.here())
         before = num_found_on_disk()
         Inductor().compile(module, samples)
         assert num_found_on_disk() == before + 1
+    assert AsyncCompile.__dict__["triton"] is build  # left out only while code is written
 
 
 def test_settings_travel() -> None:
@@ -104,17 +108,17 @@ class Pool:
     """In place of the processes: does at once what it is given, or fails, or never ends."""
 
     def __init__(self, how: str) -> None:
-        self.how, self.written = how, list[Text]()
+        self.how, self.written = how, list[GraphText]()
 
     def submit(self, function: Any, *given: Any) -> Future[None]:
         if self.how == "closed":
             raise RuntimeError("Attempting to use a closed pool")
         job: Future[None] = Future()
-        if self.how == "fails" and function is write:
+        if self.how == "fails" and function is write_code:
             job.set_exception(RuntimeError("killed"))
-        elif self.how != "hangs" or function is not write:
+        elif self.how != "hangs" or function is not write_code:
             job.set_result(None)
-        if function is write:
+        if function is write_code:
             self.written.append(given[0])
         return job
 
@@ -132,7 +136,7 @@ def compiled_with(
         writers._WRITERS.wake()
     monkeypatch.setattr(writers.time, "perf_counter", lambda: clock[0])
     order = []
-    for region in as_written(regions):
+    for region in yield_written(regions):
         clock[0] += seconds_each
         order.append(region.digest)
     return order
@@ -179,7 +183,7 @@ def test_the_last_regions_are_waited_for_not_long(regions: list[Region], monkeyp
     monkeypatch.setattr(writers, "_PATIENCE_S", 0.01)
     writers._WRITERS.wake()
     two = sorted(regions, key=lambda r: r.num_ops)[:2]
-    assert {r.digest for r in as_written(two, lambda: settled.append(1))} == {r.digest for r in two}
+    assert {r.digest for r in yield_written(two, lambda: settled.append(1))} == {r.digest for r in two}
     assert settled == [1]  # a moment, and then nobody is waited for again
 
 
@@ -202,22 +206,22 @@ def test_writers_are_woken_early_for_a_gpu_by_a_machine_with_cores(
     wake_writers(torch.device(device))
     wake_writers(torch.device(device))
     assert len(jobs) == woken  # once
-    assert all(function is begin and text.samples[0][-1] == torch.device(device) for function, _, text in jobs)
+    assert all(function is start_writer and text.samples[0][-1] == torch.device(device) for function, _, text in jobs)
 
 
 def test_three_of_four_cores_write(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = {}
     for threads in (1, 2, 4, 8, 16, 64):
         with config.patch(compile_threads=threads):
-            counts[threads] = inductor.num_writers()
+            counts[threads] = pools.num_writers()
     assert counts == {1: 0, 2: 1, 4: 3, 8: 6, 16: 12, 64: 12}
     with config.patch(compile_threads=16, fx_graph_cache=False):
-        assert inductor.num_writers() == 0
+        assert pools.num_writers() == 0
 
 
 @pytest.fixture
 def two_writers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr(inductor, "num_writers", lambda: 2)
+    monkeypatch.setattr(pools, "num_writers", lambda: 2)
     end_writer_pool()
     yield writer_pool()
     end_writer_pool()
@@ -226,10 +230,10 @@ def two_writers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @needs_a_compiler
 def test_other_processes_write_for_this_one(regions: list[Region], two_writers: Any) -> None:
     module, samples = min(regions, key=lambda r: abs(r.num_ops - 6)).source()
-    text = Text.of(module, samples)
+    text = GraphText.of(module, samples)
     assert text is not None
     with fresh_cache():
-        two_writers.submit(write, text, Settings.here()).result(timeout=300)
+        two_writers.submit(write_code, text, Settings.here()).result(timeout=300)
         before = num_found_on_disk()
         Inductor().compile(module, samples)
         assert num_found_on_disk() == before + 1
@@ -248,7 +252,7 @@ def _processes_of(group: int) -> list[str]:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes as Linux shows them")
 def test_writers_are_forked_from_one_that_has_imported_all_and_end_together(two_writers: Any) -> None:
-    two_writers.submit(begin, Settings.here(), None).result(timeout=300)
+    two_writers.submit(start_writer, Settings.here(), None).result(timeout=300)
     assert len(_processes_of(two_writers.process.pid)) == 3
     end_writer_pool()
     assert two_writers.process.poll() is not None
@@ -265,7 +269,7 @@ def test_regions_come_though_all_writers_die(regions: list[Region], two_writers:
     monkeypatch.setattr(writers, "_PATIENCE_S", 0.5)
     writers._WRITERS.wake()
     writers._WRITERS._waking[0].result(timeout=300)
-    came = as_written(regions)
+    came = yield_written(regions)
     first = next(came)
     two_writers.process.kill()
     assert sorted(r.digest for r in (first, *came)) == sorted(r.digest for r in regions)
@@ -273,7 +277,7 @@ def test_regions_come_though_all_writers_die(regions: list[Region], two_writers:
 
 def test_ops_that_were_asked_when_traced_are_not_traced_again(regions: list[Region], monkeypatch: pytest.MonkeyPatch) -> None:
     traced = []
-    monkeypatch.setattr(inductor, "_decomposed", lambda module, _: traced.append(module) or module)
+    monkeypatch.setattr(inductor, "_decompose", lambda module, _: traced.append(module) or module)
     monkeypatch.setattr(inductor, "_compile", lambda *_: len)
     for region in regions:
         Inductor().compile(*region.source())
@@ -298,7 +302,7 @@ def test_what_is_not_traced_again_is_the_same_code(regions: list[Region], monkey
             inductor._compile(module, samples)
             plain = list(written)
             written.clear()
-            inductor._compile(inductor._decomposed(module, samples), samples)
+            inductor._compile(inductor._decompose(module, samples), samples)
         assert plain
         assert plain == written
         compared += 1

@@ -11,7 +11,7 @@ from tests.training import needs_a_compiler
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from memfit.compilers.inductor.code_writers import Text
+from memfit.compilers.inductor.code_writers import GraphText
 from memfit.compilers.inductor.compiler import Inductor
 from memfit.profile.allocations import peaks_of
 
@@ -104,7 +104,7 @@ def test_a_pool_s_gradient_can_be_sent_to_a_writer() -> None:
     )
     graph.output((made,))
     samples = [torch.randn(1, 1, 2, 2), torch.zeros(1, 1, 2, 2, dtype=torch.int8)]
-    text = Text.of(torch.fx.GraphModule(nn.Module(), graph), samples)
+    text = GraphText.of(torch.fx.GraphModule(nn.Module(), graph), samples)
     assert text is not None
     module, _ = text.read()
     (found,) = module(*samples)

@@ -12,7 +12,7 @@ from torch._inductor.utils import fresh_cache
 import memfit.pipeline.task
 from memfit.capture.inputs import Call
 from memfit.compilers.inductor import compile_all, helper_processes
-from memfit.compilers.inductor.compiler import code_folder
+from memfit.compilers.inductor.cache_keys import code_folder
 from memfit.compilers.inductor.start_marks import leave_mark, mark_of
 from memfit.pipeline.task import Task
 
