@@ -1,7 +1,8 @@
-"""The planners by name, and the one function through which every plan leaves this room."""
+"""The planners by name, and the functions through which every plan leaves this room."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
 
@@ -64,3 +65,21 @@ def plan(
     if outcome.plan is None:
         return outcome
     return replace(outcome, plan=with_layout(graph, outcome.plan, problem.costs))
+
+
+def frontier(
+    graph: Graph,
+    costs: Costs | None = None,
+    *,
+    budgets: Sequence[int] = (),
+    num_points: int = 12,
+    time_limit_s: float = 60.0,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[tuple[Budget, Outcome], ...]:
+    """(budget, outcome) pairs by rising budget, from the proven minimum to keep-all unless `budgets` are given.
+
+    `time_limit_s` is for all points together; `progress` hears how many of them are done.
+    """
+    from memfit.planning.frontier.search import trace_frontier
+
+    return trace_frontier(graph, costs or uniform_costs(graph), budgets, num_points, time_limit_s, progress)

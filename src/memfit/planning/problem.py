@@ -43,7 +43,7 @@ Listener = Callable[[Progress], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What to plan. The model is built once and shared by all planners that look at this problem."""
+    """What to plan. The model is built once and shared by all planners that look at this problem; `built` is one known already."""
 
     graph: Graph
     costs: Costs
@@ -51,10 +51,13 @@ class Problem:
     time_limit_s: float = 30.0
     progress: Listener | None = None
     started_s: float = field(default_factory=time.perf_counter)
+    built: Model | None = field(default=None, repr=False)
 
     @cached_property
     def model(self) -> Model:
-        return build_model(self.graph, self.costs)
+        known = self.built
+        same = known is not None and known.graph is self.graph and known.costs is self.costs
+        return known if known is not None and same else build_model(self.graph, self.costs)
 
     @property
     def limit_bytes(self) -> int:

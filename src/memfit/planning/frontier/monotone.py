@@ -19,8 +19,7 @@ from memfit.core.costs import Costs
 from memfit.core.errors import BadInput
 from memfit.core.graph import Graph
 from memfit.core.outcome import Outcome, Status
-from memfit.planning.api import plan
-from memfit.planning.frontier.search import frontier
+from memfit.planning.api import frontier, plan
 from memfit.planning.problem import Planner
 
 Point = tuple[int, Outcome]

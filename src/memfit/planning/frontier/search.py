@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from memfit.core.budget import Budget
-from memfit.core.costs import Costs, uniform_costs
+from memfit.core.costs import Costs
 from memfit.core.errors import BadInput
 from memfit.core.graph import Graph
 from memfit.core.outcome import Outcome
@@ -32,24 +32,14 @@ from memfit.planning.search.state import Search
 Point = tuple[Budget, Outcome]
 
 
-def frontier(
-    graph: Graph,
-    costs: Costs | None = None,
-    *,
-    budgets: Sequence[int] = (),
-    num_points: int = 12,
-    time_limit_s: float = 60.0,
-    progress: Callable[[int, int], None] | None = None,
+def trace_frontier(
+    graph: Graph, costs: Costs, budgets: Sequence[int], num_points: int, time_limit_s: float, progress: Callable[[int, int], None] | None
 ) -> tuple[Point, ...]:
-    """(budget, outcome) pairs by rising budget, from the proven minimum to keep-all unless `budgets` are given.
-
-    `time_limit_s` is for all points together; `progress` hears how many of them are done.
-    """
+    """What `planning.api.frontier` promises."""
     if num_points < 1 or not time_limit_s >= 0:
         raise BadInput(f"a frontier of {num_points} points in {time_limit_s} s cannot be drawn: give at least 1 point and 0 s.")
-    costs = costs or uniform_costs(graph)
     model = build_model(graph, costs)
-    limits = sorted(set(budgets)) or _spread(model, num_points)
+    limits = sorted(set(budgets)) or _choose_budgets(model, num_points)
     searches: list[Search] = []
     try:
         for limit in reversed(limits):
@@ -64,19 +54,17 @@ def frontier(
     return tuple((s.problem.budget, judge_search(s, "auto")) for s in searches)
 
 
-def _spread(model: Model, num_points: int) -> list[int]:
+def _choose_budgets(model: Model, num_points: int) -> list[int]:
     low = find_floor(model).bytes
     high, _ = peak_and_time(model.arrays, np.array(model.agenda, np.int64))
     return sorted({int(x) for x in np.linspace(low, max(low, high), num_points)})
 
 
 def _plan_point(model: Model, limit: int, seconds: float, larger: Search | None) -> Search:
-    problem = Problem(graph=model.graph, costs=model.costs, budget=Budget(device_bytes=limit), time_limit_s=seconds)
-    problem.__dict__["model"] = model  # the same graph at every point: built once
-    search = Search(problem)
+    search = Search(Problem(graph=model.graph, costs=model.costs, budget=Budget(device_bytes=limit), time_limit_s=seconds, built=model))
     if larger is not None:
         search.raise_bound(larger.bound_ns)
-        start = _start_of(larger)
+        start = _find_start(larger)
         if start is not None and not search.proof:
             search.repair(start, larger.makers, "the plan for more memory, mended")
     if not search.settled and not search.good_enough:
@@ -85,7 +73,7 @@ def _plan_point(model: Model, limit: int, seconds: float, larger: Search | None)
     return search
 
 
-def _start_of(search: Search) -> Ints | None:
+def _find_start(search: Search) -> Ints | None:
     return search.best if search.best is not None else search.closest
 
 

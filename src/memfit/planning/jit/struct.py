@@ -11,67 +11,16 @@ model outlives every call). `table` is the struct as kernels see it; whoever hol
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba import types
 from numba.core import cgutils
 from numba.core.imputils import lower_getattr_generic
 from numba.core.typing.templates import AbstractTemplate, AttributeTemplate, infer_getattr, infer_global, signature
-from numba.extending import NativeValue, lower_builtin, models, register_model, typeof_impl, unbox
+from numba.extending import NativeValue, lower_builtin, models, register_model, unbox
 
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Arrays:
-    """What the compiled kernels read. `x_ptr[i]:x_ptr[i + 1]` is the range of item i in the flat lists."""
-
-    in_ptr: Ints
-    in_idx: Ints  # storages a form reads, without those always resident
-    out_ptr: Ints
-    out_idx: Ints  # storages a form allocates
-    take_ptr: Ints
-    take_new: Ints  # storages that take over the bytes of `take_old` in place
-    take_old: Ints
-    prod_ptr: Ints
-    prod_idx: Ints  # forms that make a storage, the default one first
-    size: Ints
-    time: Ints
-    workspace: Ints
-    op: Ints  # the op of a form: what runs once, or draws random numbers, is an op
-    replayable: Flags
-    seeded: Flags  # first runs keep op order
-    pinned: Flags  # results that are not sources: held from their first production to the end
-    source: Flags  # present at the start and free to go after their last use
-    base_bytes: int  # held throughout, whatever the plan
-    num_ops: int  # ops of forms are below this
-    table: bytes = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        numbers: list[int] = []
-        for name, dtype in _COLUMNS.items():
-            column = getattr(self, name)
-            assert (column.dtype, column.ndim, column.flags.c_contiguous) == (dtype, 1, True), name
-            numbers += [column.ctypes.data, len(column)]
-        numbers += [getattr(self, name) for name in _NUMBERS]
-        object.__setattr__(self, "table", np.array(numbers, np.int64).tobytes())
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copies point to their own arrays."""
-        return _arrays, tuple(getattr(self, name) for name in (*_COLUMNS, *_NUMBERS))
-
-
-_COLUMNS = {f.name: np.dtype(np.int64 if f.type == "Ints" else np.bool_) for f in fields(Arrays) if f.type in ("Ints", "Flags")}
-_NUMBERS = tuple(f.name for f in fields(Arrays) if f.type == "int")
-
-
-def _arrays(*values: Any) -> Arrays:
-    return Arrays(**dict(zip((*_COLUMNS, *_NUMBERS), values, strict=True)))
+from memfit.planning.model.arrays import COLUMNS, NUMBERS
 
 
 class ColumnType(types.Type):  # type: ignore[misc,unused-ignore]
@@ -86,7 +35,7 @@ class ArraysType(types.Type):  # type: ignore[misc,unused-ignore]
     """All of them: a pointer to the table."""
 
     def __init__(self) -> None:
-        super().__init__(name=f"memfit.Arrays({', '.join((*_COLUMNS, *_NUMBERS))})")
+        super().__init__(name=f"memfit.Arrays({', '.join((*COLUMNS, *NUMBERS))})")
 
 
 @register_model(ColumnType)
@@ -97,13 +46,8 @@ class _PointerModel(models.PrimitiveModel):  # type: ignore[misc,unused-ignore]
 
 
 _INT = cgutils.intp_t
-_ARRAYS = ArraysType()
+ARRAYS = ArraysType()
 _COLUMN_TYPES = {np.dtype(np.int64): ColumnType(types.int64), np.dtype(np.bool_): ColumnType(types.boolean)}
-
-
-@typeof_impl.register(Arrays)  # type: ignore[untyped-decorator,unused-ignore]
-def _typeof(value: Arrays, context: Any) -> ArraysType:
-    return _ARRAYS
 
 
 @unbox(ArraysType)  # type: ignore[untyped-decorator,unused-ignore]
@@ -119,14 +63,14 @@ class _Attributes(AttributeTemplate):  # type: ignore[misc,unused-ignore]
     key = ArraysType
 
     def generic_resolve(self, arrays: ArraysType, name: str) -> types.Type | None:
-        return types.int64 if name in _NUMBERS else _COLUMN_TYPES[_COLUMNS[name]] if name in _COLUMNS else None
+        return types.int64 if name in NUMBERS else _COLUMN_TYPES[COLUMNS[name]] if name in COLUMNS else None
 
 
 @lower_getattr_generic(ArraysType)  # type: ignore[untyped-decorator,unused-ignore]
 def _attribute(context: Any, builder: Any, kind: Any, value: Any, name: str) -> Any:
-    if name in _NUMBERS:
-        return _constant(builder, value, 2 * len(_COLUMNS) + _NUMBERS.index(name))
-    return cgutils.gep_inbounds(builder, value, 2 * list(_COLUMNS).index(name))
+    if name in NUMBERS:
+        return _constant(builder, value, 2 * len(COLUMNS) + NUMBERS.index(name))
+    return cgutils.gep_inbounds(builder, value, 2 * list(COLUMNS).index(name))
 
 
 @infer_global(operator.getitem)

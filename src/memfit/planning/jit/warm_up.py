@@ -85,9 +85,7 @@ def with_kernels(problem: Problem, names: tuple[str, ...] = ALWAYS) -> Problem:
     except BaseException:
         _stop(os.getpid())
         raise
-    later = replace(problem, started_s=problem.started_s + perf_counter() - began)
-    later.__dict__["model"] = problem.model
-    return later
+    return replace(problem, started_s=problem.started_s + perf_counter() - began, built=problem.model)
 
 
 def compile_now(name: str) -> None:

@@ -20,10 +20,10 @@ import numpy as np
 
 from memfit.core.costs import Costs, check_costs
 from memfit.core.graph import Graph, Op, Variant
-from memfit.planning.jit.struct import Arrays as Arrays
-from memfit.planning.jit.struct import Flags as Flags
-from memfit.planning.jit.struct import Floats as Floats
-from memfit.planning.jit.struct import Ints as Ints
+from memfit.planning.model.arrays import Arrays as Arrays
+from memfit.planning.model.arrays import Flags as Flags
+from memfit.planning.model.arrays import Floats as Floats
+from memfit.planning.model.arrays import Ints as Ints
 
 
 @dataclass(frozen=True, kw_only=True)

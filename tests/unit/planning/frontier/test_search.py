@@ -9,7 +9,7 @@ from tests.strategies import random_costs, random_training_graph
 
 from memfit.core.errors import BadInput
 from memfit.core.outcome import Status
-from memfit.planning.frontier.search import frontier
+from memfit.planning import frontier
 
 
 @pytest.mark.parametrize("seed", range(4))

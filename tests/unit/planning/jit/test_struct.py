@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from memfit.jit.kernel import kernel
-from memfit.planning.jit.struct import Arrays, Ints
+from memfit.planning.model.arrays import Arrays, Ints
 
 
 def _arrays(numbers: list[int], flags: list[bool], *, base_bytes: int = 7) -> Arrays:
