@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
@@ -81,8 +80,3 @@ def clean(device: str) -> None:
 
 def device_name(device: str) -> str:
     return torch.cuda.get_device_name() if device == "cuda" else "cpu"
-
-
-def commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return done.stdout.strip()

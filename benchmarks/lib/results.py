@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,6 +45,8 @@ def _version(package: str) -> str:
 
 
 def commit() -> str:
+    if shutil.which("git") is None:
+        return "unknown"
     done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False, cwd=ROOT)
     return done.stdout.strip() or "unknown"
 

@@ -23,6 +23,7 @@ RUNNABLE = (
     "reference/file-formats.md",
     "how-to/use-the-numpy-engine.md",
     "how-to/pack-buffers.md",
+    "how-to/plan-a-graph.md",
 )
 TRAINING = (
     "../README.md",
@@ -58,6 +59,17 @@ def test_training_snippets_run(name: str, capsys: pytest.CaptureFixture[str], mo
     torch = pytest.importorskip("torch")
     torch.set_num_threads(1)
     _run_page(name, capsys, monkeypatch)
+
+
+def test_dask_snippets_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("distributed")
+    _run_page("how-to/dask-inside-a-memory-bound.md", capsys, monkeypatch)
+
+
+@pytest.mark.slow
+def test_compiled_snippets_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    _run_page("how-to/compile-a-step.md", capsys, monkeypatch)
 
 
 def test_a_real_trainer_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

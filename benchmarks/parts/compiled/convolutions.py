@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
-import shutil
 import statistics
 import sys
 import time
@@ -24,7 +22,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.lib.results import command, provenance, read_results, write_results
+from benchmarks.lib.results import provenance, read_results, write_results
 from benchmarks.lib.tables import WORTH_SHOWING_MIB
 from benchmarks.models.peers import PEERS, Peer
 from memfit.capture.capture import capture
@@ -82,9 +80,7 @@ def main() -> None:
 
 
 def run_facts() -> dict[str, str]:
-    facts = provenance(0, ("torch",)) if shutil.which("git") else {"commit": "unknown", "python": platform.python_version()}
-    here = {"torch": torch.__version__, "cudnn": str(torch.backends.cudnn.version()), "device": torch.cuda.get_device_name()}
-    return {**facts, **here, "command": command()}
+    return {**provenance(0, ("torch",)), "cudnn": str(torch.backends.cudnn.version()), "device": torch.cuda.get_device_name()}
 
 
 def write_page(rows: list[dict[str, Any]]) -> None:

@@ -25,9 +25,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.lib.gpu import commit, device_name
+from benchmarks.lib.gpu import device_name
 from benchmarks.lib.measuring import records
-from benchmarks.lib.results import ROOT
+from benchmarks.lib.results import ROOT, commit
 from benchmarks.models.peers import PEERS
 from benchmarks.parts.compiled.torch_rows import STARTS, rows
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.lib.gpu import clean, commit, device_name, gradients, timed, worst_difference
-from benchmarks.lib.results import read_results
+from benchmarks.lib.gpu import clean, device_name, gradients, timed, worst_difference
+from benchmarks.lib.results import commit, read_results
 from benchmarks.lib.tables import eager
 from benchmarks.models.peers import PEERS, Peer, checkpoint_blocks
 from memfit.capture.captured import Captured, Role

@@ -23,9 +23,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.lib.gpu import commit
 from benchmarks.lib.pages import write_pages
-from benchmarks.lib.results import command, path_of, read_results, save_results
+from benchmarks.lib.results import command, commit, path_of, read_results, save_results
 from benchmarks.models.zoo import ZOO, make
 from memfit.capture.inputs import Call, Inputs
 from memfit.core.budget import Budget
