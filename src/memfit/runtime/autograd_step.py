@@ -20,7 +20,7 @@ from memfit.core.plan import Plan
 from memfit.runtime.arena.planned import Run, StepArena
 from memfit.runtime.codegen import Program
 from memfit.runtime.host_copies import HostCopies
-from memfit.runtime.rng import Replay, get_state, set_state
+from memfit.runtime.rng import RandomStates, get_state, set_state
 from memfit.torch_private.tensors import copy_each, disable_autocast, has_hooks, will_execute
 from memfit.torch_private.trees import unflatten
 
@@ -117,7 +117,7 @@ class Session:
         return outputs
 
     def _run_forward(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        self.rng, self.host = Replay(self.captured.device), HostCopies(self.captured.device)
+        self.rng, self.host = RandomStates(self.captured.device), HostCopies(self.captured.device)
         sources = [*self.sources, *self.captured.convention.constants]
         self.arena_run = self.ready.arena.start() if self.ready.arena is not None else None
         with self.arena_run or nullcontext(), disable_autocast():  # the casts are in the plan
@@ -127,7 +127,7 @@ class Session:
     def backward(self, tangents: tuple[torch.Tensor, ...], sink: GradientSink) -> None:
         if self.saved is None:
             raise Unsupported(TWICE)
-        aligned = as_traced(self.captured, tangents)
+        aligned = match_layouts(self.captured, tangents)
         with self.watch.backward() if self.watch else nullcontext():
             _, shortage = _attempt(lambda: self._run_backward(aligned, sink))
             while shortage:
@@ -201,10 +201,10 @@ def accumulate(leaf: torch.Tensor, gradient: torch.Tensor, keeps: bool) -> None:
     if leaf.grad is not None:
         leaf.grad.add_(gradient)
     else:
-        leaf.grad = as_gradient(leaf, gradient, keeps)
+        leaf.grad = lay_out_gradient(leaf, gradient, keeps)
 
 
-def as_gradient(leaf: torch.Tensor, gradient: torch.Tensor, keeps: bool) -> torch.Tensor:
+def lay_out_gradient(leaf: torch.Tensor, gradient: torch.Tensor, keeps: bool) -> torch.Tensor:
     """In the leaf's layout and type; itself if it may be kept."""
     if keeps and gradient.stride() == leaf.stride() and gradient.dtype == leaf.dtype:
         return gradient.detach()
@@ -222,11 +222,11 @@ def update_sources(captured: Captured, sources: Sequence[torch.Tensor], mutation
         copy_each(old, new)
 
 
-def as_traced(captured: Captured, tangents: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
-    return [_with_layout(t, captured.samples[k]) for t, k in zip(tangents, captured.convention.tangents, strict=True)]
+def match_layouts(captured: Captured, tangents: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    return [_match_layout(t, captured.samples[k]) for t, k in zip(tangents, captured.convention.tangents, strict=True)]
 
 
-def _with_layout(tangent: torch.Tensor, sample: torch.Tensor | None) -> torch.Tensor:
+def _match_layout(tangent: torch.Tensor, sample: torch.Tensor | None) -> torch.Tensor:
     """Backward was traced for this layout: an expanded or permuted gradient is copied into it."""
     if sample is None or tangent.stride() == sample.stride():
         return tangent.detach()
@@ -252,12 +252,12 @@ class PlannedStep(torch.autograd.Function):
                 "a gradient of a gradient (create_graph=True) was asked of a fitted model: use the plain model for double backward."
             )
         session: Step = ctx.session
-        sink = GradientSink(session.sources, _returned(ctx, session))
+        sink = GradientSink(session.sources, _find_returned(ctx, session))
         session.backward(tangents, sink)
         return (None, None, *(sink.collected.pop(i, None) for i in range(len(session.sources))))
 
 
-def _returned(ctx: Any, session: Step) -> frozenset[int]:
+def _find_returned(ctx: Any, session: Step) -> frozenset[int]:
     """Sources whose gradient goes back through autograd at the end: inputs, parameters with hooks, which autograd calls, and
     parameters asked for by torch.autograd.grad. A hook that changes a parameter must not run while backward still reads it."""
     num_parameters, wanted = session.captured.convention.num_parameters, ctx.needs_input_grad[2:]

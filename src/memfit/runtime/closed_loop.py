@@ -16,10 +16,11 @@ from torch import nn
 
 from memfit.core.errors import BadInput, MemfitError, Unsupported
 from memfit.core.plan import Plan
-from memfit.core.units import format_bytes, format_percent
+from memfit.core.units import format_bytes
 from memfit.runtime.autograd_step import GradientSink, Ready, Session, Step, run, source_bytes
 from memfit.runtime.cuda_graphs import Recorder, Recording, Replayed
 from memfit.runtime.first_step_check import Verdict, compare
+from memfit.runtime.report import Report
 from memfit.torch_private.tensors import has_gradient_hooks, is_profiling, own_tensors
 
 _KNOWN_AFTER = 3  # steps: one recorded, one at planned offsets, one to see what outlived it
@@ -62,39 +63,6 @@ class _Shape:
         ready = self.ready
         planned = ready.plan.budget.device_bytes
         return None if planned is None else planned + self.tighter_by + ready.elsewhere_bytes + ready.margin_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """Predicted against measured, for the latest shape."""
-
-    budget_bytes: int | None
-    predicted_peak_bytes: int
-    measured_peak_bytes: int | None
-    keep_all_peak_bytes: int
-    overhead_fraction: float
-    planner: str
-    num_shapes: int
-    check: str
-    notes: tuple[str, ...]
-    arena_bytes: int | None = None  # height of the planned arena, after `use_planned_arena` and two steps
-
-    def as_data(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
-
-    def __str__(self) -> str:
-        measured = "not measured yet" if self.measured_peak_bytes is None else format_bytes(self.measured_peak_bytes)
-        budget = "no limit" if self.budget_bytes is None else format_bytes(self.budget_bytes)
-        lines = [
-            f"budget     {budget}",
-            f"predicted  {format_bytes(self.predicted_peak_bytes)} (without recomputation {format_bytes(self.keep_all_peak_bytes)})",
-            f"measured   {measured}",
-            f"recompute  {format_percent(self.overhead_fraction)} more op time, planner {self.planner}, {self.num_shapes} shape(s)",
-            f"check      {self.check}",
-        ]
-        if self.arena_bytes is not None:
-            lines.append(f"arena      {format_bytes(self.arena_bytes)} at planned offsets")
-        return "\n".join([*lines, *(f"note       {n}" for n in self.notes)])
 
 
 class Stepper:

@@ -48,13 +48,13 @@ class _Writer:
         self.lines: list[str] = []
         self.names: dict[int, str] = {}  # tensor -> variable that holds it now
         self.held: dict[int, set[int]] = {}  # storage -> tensors with a variable
-        self.replayed = self._replayed_draws()
+        self.replayed = self._find_replayed_draws()
         self.drawn: set[int] = set()
         self.leaving: set[int] = set()  # storages whose copy to the host may be under way
         self.arriving: set[int] = set()
         self.on_host: dict[int, list[int]] = {}  # storage -> tensors that come back with it
         self.in_backward = False
-        self.used_in_backward = self._names_used_in_backward()
+        self.used_in_backward = self._find_used_in_backward()
 
     def program(self) -> Program:
         for position, tensor in enumerate(self.captured.convention.sources):
@@ -90,12 +90,12 @@ class _Writer:
     def _compute(self, step: Compute) -> None:
         call = self.captured.call(step.op, step.variant)
         if self.arriving:
-            self._await({self.graph.storage_of(t) for t in self.graph.ops[step.op].form(step.variant).inputs})
+            self._wait_arrived({self.graph.storage_of(t) for t in self.graph.ops[step.op].form(step.variant).inputs})
         if call.role is Role.ACCUMULATE:
             self._accumulate(call)
         elif call.role is Role.CALL:
             overwritten = [self.graph.storage_of(old) for _, old in self.graph.ops[step.op].form(step.variant).inplace_of]
-            self._let_leave(overwritten)
+            self._wait_sent(overwritten)
             self._call(step.op, call)
             for storage in overwritten:
                 self._free(storage)  # its bytes have a new name now
@@ -113,7 +113,7 @@ class _Writer:
             self.lines.append("rng.resume()")
 
     def _assign(self, call: OpCall, text: str) -> None:
-        inputs = {self.graph.storage_of(r.tensor) for r in _refs((call.args, call.kwargs))}
+        inputs = {self.graph.storage_of(r.tensor) for r in _find_refs((call.args, call.kwargs))}
         wanted = [
             (k, t) for k, t in enumerate(call.outputs) if t is not None and (self.graph.storage_of(t) in inputs or not self._is_held(t))
         ]
@@ -134,7 +134,7 @@ class _Writer:
         self.lines.append(f"put({call.index}, {self.names[call.args[0].tensor]}, {call.keeps})")
 
     def _send(self, storage: int) -> None:
-        self._await({storage})
+        self._wait_arrived({storage})
         self.on_host[storage] = sorted(self.held[storage])
         self.lines.append(f"host.send({storage}, {', '.join(self.names[t] for t in self.on_host[storage])})")
         self.leaving.add(storage)
@@ -146,17 +146,17 @@ class _Writer:
             self._bind(tensor, name)
         self.arriving.add(storage)
 
-    def _await(self, storages: set[int]) -> None:
-        self.lines += [f"host.arrived({storage})" for storage in sorted(storages & self.arriving)]
+    def _wait_arrived(self, storages: set[int]) -> None:
+        self.lines += [f"host.wait_arrived({storage})" for storage in sorted(storages & self.arriving)]
         self.arriving -= storages
 
-    def _let_leave(self, storages: Iterable[int]) -> None:
-        self.lines += [f"host.sent({storage})" for storage in storages if storage in self.leaving]
+    def _wait_sent(self, storages: Iterable[int]) -> None:
+        self.lines += [f"host.wait_sent({storage})" for storage in storages if storage in self.leaving]
         self.leaving.difference_update(storages)
 
     def _free(self, storage: int) -> None:
-        self._await({storage})
-        self._let_leave([storage])
+        self._wait_arrived({storage})
+        self._wait_sent([storage])
         names = [self.names.pop(t, "") for t in sorted(self.held.pop(storage, set()))]  # "" did not cross the border
         own = [n for n in names if n.startswith("v")]
         if own:
@@ -186,7 +186,7 @@ class _Writer:
         for k, tensor in enumerate(self.captured.convention.tangents):
             self._bind(tensor, f"tangents[{k}]")
 
-    def _names_used_in_backward(self) -> set[str]:
+    def _find_used_in_backward(self) -> set[str]:
         """Variables read after the border and not made again before: found by walking the second half backwards."""
         steps = self.schedule.steps
         calls = self.captured.calls
@@ -246,7 +246,7 @@ class _Writer:
     def _is_held(self, tensor: int) -> bool:
         return self.graph.storage_of(tensor) in self.held
 
-    def _replayed_draws(self) -> set[int]:
+    def _find_replayed_draws(self) -> set[int]:
         seen: set[int] = set()
         again: set[int] = set()
         for step in self.schedule.steps:
@@ -255,5 +255,5 @@ class _Writer:
         return again
 
 
-def _refs(value: Any) -> list[Ref]:
+def _find_refs(value: Any) -> list[Ref]:
     return [x for x in leaves_of(value) if isinstance(x, Ref)]

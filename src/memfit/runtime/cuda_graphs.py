@@ -20,8 +20,8 @@ import torch
 from memfit.core.errors import Unsupported
 from memfit.core.schedule import Offload
 from memfit.core.units import format_bytes
-from memfit.runtime.autograd_step import TWICE, GradientSink, Ready, as_gradient, as_traced, update_sources
-from memfit.runtime.rng import Replay
+from memfit.runtime.autograd_step import TWICE, GradientSink, Ready, lay_out_gradient, match_layouts, update_sources
+from memfit.runtime.rng import RandomStates
 from memfit.torch_private.cuda import clear_cublas_workspaces
 from memfit.torch_private.tensors import disable_autocast, storage_key, storage_uses
 
@@ -75,7 +75,7 @@ class Recording:
         self.addresses = [(i, t.data_ptr()) for i, t in enumerate(sources) if i not in set(self.copied)]
         self.tangents = [_twin(t) for t in (self.captured.samples[i] for i in convention.tangents) if t is not None]
         self._saved: list[Any] = []
-        self._rng = Replay(self.captured.device)
+        self._rng = RandomStates(self.captured.device)
         with torch.no_grad(), disable_autocast():  # the casts are in the plan
             self._forward, self.outputs = recorder.record(self._record_forward)
             self._backward, self.gradients = recorder.record(self._record_backward)
@@ -92,7 +92,7 @@ class Recording:
         found: dict[int, torch.Tensor] = {}
 
         def put(position: int, gradient: torch.Tensor, keeps: bool) -> None:
-            found[position] = as_gradient(self.read[position], gradient, keeps)
+            found[position] = lay_out_gradient(self.read[position], gradient, keeps)
 
         assert self.ready.program.backward is not None
         self.ready.program.backward(self._saved, list(self.tangents), put, self._rng, None)
@@ -141,7 +141,7 @@ class Replayed:
         if self.done:
             raise Unsupported(TWICE)
         self.done = True
-        for position, gradient in self.recording.finish(as_traced(self.captured, tangents)).items():
+        for position, gradient in self.recording.finish(match_layouts(self.captured, tangents)).items():
             sink.put(position, gradient.detach(), True)
 
 

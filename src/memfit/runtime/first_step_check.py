@@ -45,15 +45,15 @@ class Verdict:
 
 def compare(session: Session, tangents: tuple[torch.Tensor, ...], plain: Callable[[], Any], names: tuple[str, ...]) -> Verdict:
     """Run the plain model as the session ran, and compare. Random state and buffers are put back."""
-    parameters = _trained(session)
+    parameters = _list_trained(session)
     buffers = {i: session.sources[i].data.clone() for i in session.old_buffers}
     ours = _Values(session.outputs, [p.grad for _, p in parameters], buffers)
     first = _run_plain(session, tangents, plain)
-    found = _worst(ours, first, [names[i] for i, _ in parameters], names)
+    found = _find_worst(ours, first, [names[i] for i, _ in parameters], names)
     if found.worst_fraction > _TOLERANCE:
-        with _nudged(parameters) if session.captured.compiled else nullcontext():
+        with _nudge(parameters) if session.captured.compiled else nullcontext():
             again = _run_plain(session, tangents, plain)
-        noise = _worst(again, first, [names[i] for i, _ in parameters], names)
+        noise = _find_worst(again, first, [names[i] for i, _ in parameters], names)
         found = replace(found, noise_fraction=noise.worst_fraction)
     return found
 
@@ -65,12 +65,12 @@ class _Values:
     buffers: dict[int, torch.Tensor]
 
 
-def _trained(session: Session) -> list[tuple[int, torch.Tensor]]:
+def _list_trained(session: Session) -> list[tuple[int, torch.Tensor]]:
     return [(i, session.sources[i]) for i in range(session.captured.convention.num_parameters) if session.sources[i].requires_grad]
 
 
 @contextmanager
-def _nudged(parameters: list[tuple[int, torch.Tensor]]) -> Iterator[None]:
+def _nudge(parameters: list[tuple[int, torch.Tensor]]) -> Iterator[None]:
     """Parameters off by a rounding error, either way, and put back."""
     before = [p.data.clone() for _, p in parameters]
     generator = torch.Generator().manual_seed(0)
@@ -99,7 +99,7 @@ def _run_plain(session: Session, tangents: tuple[torch.Tensor, ...], plain: Call
         with torch.enable_grad():
             outputs = [t for t in leaves_of(plain()) if isinstance(t, torch.Tensor)]
             graded = [outputs[i] for i in convention.differentiable]
-            gradients = torch.autograd.grad(graded, [p for _, p in _trained(session)], list(tangents), allow_unused=True)
+            gradients = torch.autograd.grad(graded, [p for _, p in _list_trained(session)], list(tangents), allow_unused=True)
         buffers = {i: session.sources[i].data.clone() for i in session.old_buffers}
         return _Values([o.detach() for o in outputs], list(gradients), buffers)
     finally:
@@ -108,8 +108,8 @@ def _run_plain(session: Session, tangents: tuple[torch.Tensor, ...], plain: Call
         set_state(device, present)
 
 
-def _worst(ours: _Values, plain: _Values, parameter_names: list[str], names: tuple[str, ...]) -> Verdict:
-    found = _Worst()
+def _find_worst(ours: _Values, plain: _Values, parameter_names: list[str], names: tuple[str, ...]) -> Verdict:
+    found = _WorstDifference()
     for k, (a, b) in enumerate(zip(ours.outputs, plain.outputs, strict=True)):
         found.look(f"output {k}", a, b)
     for name, x, y in zip(parameter_names, ours.gradients, plain.gradients, strict=True):
@@ -119,7 +119,7 @@ def _worst(ours: _Values, plain: _Values, parameter_names: list[str], names: tup
     return found.verdict()
 
 
-class _Worst:
+class _WorstDifference:
     def __init__(self) -> None:
         self.identical, self.fraction, self.where = True, 0.0, ""
 

@@ -12,8 +12,10 @@ from typing import Any
 
 from torch import nn
 
+# At run time too, not only for the type checker: HuggingFace evaluates the annotations of its subclasses.
 from memfit.core.plan import Plan
-from memfit.runtime.closed_loop import Report, Stepper  # at run time too: HuggingFace evaluates the annotations of its subclasses
+from memfit.runtime.closed_loop import Stepper
+from memfit.runtime.report import Report
 
 
 class FittedModule(nn.Module):

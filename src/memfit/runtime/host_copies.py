@@ -44,13 +44,13 @@ class HostCopies:
         host = self._host[storage] = torch.empty(bytes_.numel(), dtype=torch.uint8, pin_memory=True)
         self._sent[storage] = _copy(host, bytes_, _streams(self._device)[0])
 
-    def sent(self, storage: int) -> None:
-        """The storage's memory may be used again by what comes now."""
+    def wait_sent(self, storage: int) -> None:
+        """What comes now may use the storage's memory again."""
         if storage in self._sent:
             torch.cuda.current_stream(self._device).wait_event(self._sent[storage])
 
     def fetch(self, storage: int) -> Any:
-        """Begin to copy it back: its tensors, one or a tuple, which may be read after `arrived`."""
+        """Begin to copy it back: its tensors, one or a tuple, which may be read after `wait_arrived`."""
         host = self._host[storage]
         here = torch.empty(host.numel(), dtype=torch.uint8, device=self._device)
         if self._device.type == "cuda":
@@ -62,8 +62,8 @@ class HostCopies:
         tensors = tuple(_view(here, *layout) for layout in self._layouts[storage])
         return tensors[0] if len(tensors) == 1 else tensors
 
-    def arrived(self, storage: int) -> None:
-        """What comes now may read it."""
+    def wait_arrived(self, storage: int) -> None:
+        """What comes now may read what was fetched."""
         event = self._arrived.pop(storage, None)
         if event is not None:
             torch.cuda.current_stream(self._device).wait_event(event)

@@ -9,7 +9,7 @@ from memfit.core.errors import Unsupported
 _CAPTURED = b""  # stands for a state nobody can know: the step is being captured in a CUDA graph
 
 
-def generator_of(device: torch.device) -> torch.Generator:
+def find_generator(device: torch.device) -> torch.Generator:
     """The default generator that ops on this device draw from."""
     if device.type == "cuda":
         index = device.index if device.index is not None else torch.cuda.current_device()
@@ -24,7 +24,7 @@ def get_state(device: torch.device) -> bytes:
     """
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return _CAPTURED
-    return generator_of(device).get_state().numpy().tobytes()
+    return find_generator(device).get_state().numpy().tobytes()
 
 
 def set_state(device: torch.device, state: bytes) -> None:
@@ -33,10 +33,10 @@ def set_state(device: torch.device, state: bytes) -> None:
             'a step that draws the same random numbers twice cannot be captured in a CUDA graph: fit with engine="inductor", whose '
             "random numbers come from seeds that are kept, or leave dropout out."
         )
-    generator_of(device).set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    find_generator(device).set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
-class Replay:
+class RandomStates:
     """States of one step's random ops."""
 
     def __init__(self, device: torch.device) -> None:

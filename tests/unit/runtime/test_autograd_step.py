@@ -15,7 +15,7 @@ from memfit.planning import plan
 from memfit.runtime.autograd_step import GradientSink, accumulate
 from memfit.runtime.codegen import generate
 from memfit.runtime.first_step_check import Verdict
-from memfit.runtime.rng import Replay
+from memfit.runtime.rng import RandomStates
 
 
 def test_the_program_frees_with_del_and_drops_tuples_at_once() -> None:
@@ -39,7 +39,7 @@ def test_a_program_computes_the_models_output() -> None:
     program = generate(captured, plan(captured.graph, None, None, planner="keep_all").require_plan().schedule)
     assert program.backward is None
     with torch.no_grad():
-        outputs, _, _ = program.forward([*model.parameters(), *model.buffers(), x], Replay(CPU))
+        outputs, _, _ = program.forward([*model.parameters(), *model.buffers(), x], RandomStates(CPU))
         assert torch.equal(outputs[0], model(x))
 
 
@@ -51,7 +51,7 @@ def test_steps_that_the_engine_cannot_run_are_refused() -> None:
 
 
 def test_replayed_random_numbers_are_the_same_and_disturb_nothing() -> None:
-    replay = Replay(CPU)
+    replay = RandomStates(CPU)
     torch.manual_seed(0)
     replay.record(7)
     first = torch.rand(4)

@@ -15,10 +15,10 @@ def test_a_storage_comes_back_with_every_tensor_that_views_it() -> None:
     expected = [t.clone() for t in (whole, turned, tail)]
     host = HostCopies(CPU)
     host.send(3, whole, turned, tail)
-    host.sent(3)
+    host.wait_sent(3)
     whole.zero_()
     back = host.fetch(3)
-    host.arrived(3)
+    host.wait_arrived(3)
     for found, right, like in zip(back, expected, (whole, turned, tail), strict=True):
         assert torch.equal(found, right)
         assert found.stride() == like.stride()

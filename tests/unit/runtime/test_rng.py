@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from memfit.core.errors import Unsupported
-from memfit.runtime.rng import Replay, get_state, set_state
+from memfit.runtime.rng import RandomStates, get_state, set_state
 
 CPU = torch.device("cpu")
 
 
 def test_a_replay_draws_the_same_numbers_and_then_goes_on() -> None:
     torch.manual_seed(0)
-    rng = Replay(CPU)
+    rng = RandomStates(CPU)
     rng.record(3)
     first, second = torch.rand(4), torch.rand(4)
     rng.restore(3)

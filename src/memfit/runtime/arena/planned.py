@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,6 +26,8 @@ from memfit.core.lifetimes import SCRATCH, Lifetime
 from memfit.core.plan import Layout
 from memfit.runtime.arena.library import ArenaStats, Ints, Library, Verdict, load_cuda
 from memfit.torch_private.cuda import device_index
+from memfit.torch_private.patch import Patch, patch_torch
+from memfit.torch_private.probe import require_tested
 
 BLOCK_BYTES = 512
 """Sizes and offsets are multiples of this, as in torch's own allocator."""
@@ -130,6 +133,7 @@ class Run:
 
 
 _installed: list[Allocator] = []
+_lasting = ExitStack()  # patches that stay as long as the allocator: to the end of the process
 
 
 def installed() -> Allocator | None:
@@ -145,6 +149,7 @@ def use_planned_arena(*, folder: str | Path | None = None) -> Allocator:
     """
     if _installed:
         return _installed[0]
+    require_tested("use planned arenas", "Leave out use_planned_arena()")
     if torch.version.cuda is None:
         raise Unsupported(
             f"torch {torch.__version__} is built without CUDA: planned arenas are for CUDA devices; leave out use_planned_arena()."
@@ -182,7 +187,6 @@ def _report_through_torch(allocator: Allocator) -> None:
     def reset_peaks(device: Any = None) -> None:
         allocator.library.functions.memfit_reset_peaks(device_index(device))
 
-    memory: Any = torch.cuda.memory
-    for module in (memory, torch.cuda):
-        for name, ours in (("memory_stats_as_nested_dict", nested), ("reset_peak_memory_stats", reset_peaks)):
-            setattr(module, name, ours)
+    ours = {"memory_stats_as_nested_dict": nested, "reset_peak_memory_stats": reset_peaks}
+    patches = (Patch(module, name, function) for module in (torch.cuda.memory, torch.cuda) for name, function in ours.items())
+    _lasting.enter_context(patch_torch("report memory through torch", *patches))
