@@ -17,7 +17,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before NumPy loads: thread
 
 import numpy as np
 
-from benchmarks.lib.results import FOLDER, HARDWARE, MONTH, provenance, write_results
+from benchmarks.lib.results import path_of, provenance, write_results
 from memfit import planning, tape
 from memfit.chain.revolve import num_forwards
 from memfit.core.costs import Costs
@@ -103,9 +103,7 @@ def depth_rows(depths: list[int]) -> list[Row]:
              "num_recomputed": "", "equal": ""} for d, s in failed
         ]  # fmt: skip
         failed.clear()
-    FOLDER.joinpath(f"tape_depth_{HARDWARE}_{MONTH}.png").write_bytes(
-        depth_curves_png(panels, title="Memory against depth, measured (NumPy engine)")
-    )
+    path_of("tape_depth").with_suffix(".png").write_bytes(depth_curves_png(panels, title="Memory against depth, measured (NumPy engine)"))
     return rows
 
 

@@ -20,8 +20,8 @@ THEMES = {
     "planning": (
         "Planners",
         (
-            *("planning_published", "planning_models", "against_torch", "planning_variants", "planning_ablation", "planning_unseen"),
-            *("planning_layered", "planning_large", "sliced_blocks", "written_attention"),
+            *("planning_published", "planning_models", "against_torch", "planning_variants", "planning_ablation", "planning_stages"),
+            *("planning_unseen", "planning_layered", "planning_large", "sliced_blocks", "written_attention"),
         ),
     ),
     "offsets": ("Offsets", ("offsets", "offsets_unseen", "offsets_cold", "offsets_growth", "offsets_captured", "recorded_steps")),

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.measuring import peaks_before, records
+from benchmarks.lib.results import command, commit
+from benchmarks.lib.tables import bounds
 from memfit.planning import plan
 
 
@@ -22,16 +24,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--output", type=Path, required=True, help="JSON lines are appended here")
     args = parser.parse_args()
-    print(
-        "| model | GiB | torch.compile, ms | keep all | plan | bound | plan, x torch.compile | bound, x torch.compile |\n"
-        + "|---" * 8
-        + "|"
-    )
+    rows = []
     for path in sorted(args.keep.glob("*.pickle")):
-        row = bound(path, args.rows, args.seconds)
+        row = {**bound(path, args.rows, args.seconds), "commit": commit(), "command": command()}
+        rows.append(row)
         with args.output.open("a") as file:
             file.write(json.dumps(row) + "\n")
-        print(line(row), flush=True)
+        print(json.dumps(row), flush=True)
+    print("\n".join(bounds({}, rows)))
 
 
 def bound(path: Path, rows: Path, seconds: float) -> dict[str, Any]:
@@ -54,12 +54,3 @@ def bound(path: Path, rows: Path, seconds: float) -> dict[str, Any]:
         **best,
         "bound_ns": min(f["bound_ns"] for f in found),
     }
-
-
-def line(row: dict[str, Any]) -> str:
-    peer, ms = min(row["compile_ms"]), lambda ns: "" if ns is None else f"{ns / 1e6:.1f}"
-    ratio = lambda ns: "" if ns is None else f"{ns / 1e6 / peer:.3f}"  # noqa: E731
-    cells = [f"{row['budget_bytes'] / 2**30:.2f}", f"{peer:.1f}", *(ms(row[k]) for k in ("keep_all_ns", "plan_ns", "bound_ns"))]
-    if row["status"] == "INFEASIBLE":
-        return f"| {row['model']} | {' | '.join(cells[:3])} | infeasible | | | |"
-    return f"| {row['model']} | {' | '.join([*cells, ratio(row['plan_ns']), ratio(row['bound_ns'])])} |"

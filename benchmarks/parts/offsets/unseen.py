@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.results import ROOT, provenance, write_results
+from benchmarks.lib.results import ROOT, provenance, read_results, write_results
 
 
 def measure(seeds: Sequence[int], time_limit_s: float, label: str) -> Iterator[dict[str, Any]]:
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--with-rows", type=Path, nargs="*", default=[], help="rows written before, to stand beside these")
     options = parser.parse_args()
     sys.path.insert(0, str(options.source))  # before memfit is imported
-    rows = [json.loads(line) for path in options.with_rows for line in path.read_text().splitlines()]
+    rows = [row for path in options.with_rows for row in read_results(path)[1]]
     for row in measure(options.seeds, options.time_limit, options.label):
         rows.append(row)
         print(" | ".join(str(v) for v in row.values()), file=sys.stderr, flush=True)

@@ -232,13 +232,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", help="names of the zoo, or peer:NAME; all without")
     parser.add_argument("--seconds", type=float, default=8.0, help="time limit for each plan")
-    parser.add_argument("--write", action="store_true", help="only write the page from the raw rows")
     options = parser.parse_args()
     torch.set_num_threads(1)
     _, known = read_results(PATH)
     run = provenance(0, ("torch", "numpy", "scipy", "numba"))  # once: the code that runs is that of now
     everything = [*ZOO, *(f"peer:{n}" for n in PEERS)]
-    for name in [] if options.write else options.models or everything:
+    for name in options.models or everything:
         fresh = []
         for found in rows_of(name, options.seconds):
             print(" | ".join(str(found[c]) for c in COLUMNS), file=sys.stderr, flush=True)

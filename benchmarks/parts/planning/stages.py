@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.lib.results import FOLDER, HARDWARE, MONTH, provenance, write_results
+from benchmarks.lib.results import path_of, provenance, read_results, write_results
 from benchmarks.models.step_graphs import FAMILIES
 from benchmarks.parts.planning.ablation import captured, cell
 from benchmarks.parts.planning.graphs import GRAPHS
@@ -136,13 +135,8 @@ def main() -> None:
             row |= dict(compare(graph, costs, limit, options.seconds, options.seeds, whole.time_ns))
             print(" | ".join(str(row[c]) for c in COLUMNS), file=sys.stderr, flush=True)
             rows.append(row)
-    page = FOLDER / f"planning_stages_{HARDWARE}_{MONTH}.jsonl"
-    before = [json.loads(line) for line in page.read_text().splitlines()] if page.exists() else []
+    _, before = read_results(path_of("planning_stages"))
     measured = {(row["step"], row["seconds"]) for row in rows}
     rows = [*(row for row in before if (row["step"], row["seconds"]) not in measured), *rows]
     run = provenance(0, ("torch", "numpy", "scipy", "numba"))
     write_results("planning_stages", title="Stages of the planner, one left out at a time", text=TEXT, columns=COLUMNS, rows=rows, run=run)
-
-
-if __name__ == "__main__":
-    main()
