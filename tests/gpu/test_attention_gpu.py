@@ -17,7 +17,7 @@ from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call
 from memfit.core.costs import uniform_costs
 from memfit.core.simulate import simulate
-from memfit.passes.variants.attention_kernels import KERNELS, attention_backward_by, attention_by
+from memfit.kernels.fused_attention import KERNELS, AttentionBackwardBy, AttentionBy, Kernel
 from memfit.passes.variants.registry import add_variants
 from memfit.planning import plan
 from memfit.planning.model.to_schedule import schedule_from_ops
@@ -114,10 +114,10 @@ def test_what_is_written_out_can_be_fused(how: str, dtype: torch.dtype, length: 
         assert is_close(a, b, _ERRORS[dtype])
 
 
-@pytest.mark.parametrize("kernel", [k.name for k in KERNELS.values()])
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=str)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("length", [197, 256])
-def test_every_kernel_and_its_backward(kernel: str, causal: bool, length: int) -> None:
+def test_every_kernel_and_its_backward(kernel: Kernel, causal: bool, length: int) -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, length, 4, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(3))
     wide = [t.double().requires_grad_() for t in (q, k, v)]
@@ -127,10 +127,10 @@ def test_every_kernel_and_its_backward(kernel: str, causal: bool, length: int) -
     exact = torch.softmax(scores, -1) @ wide[2]
     g = torch.randn_like(q)
     exact.backward(g.double())
-    out, sums = attention_by(kernel, (q.stride(),), q, k, v, causal, None)
+    out, sums = AttentionBy(kernel, q.stride())(q, k, v, causal, None)
     assert out.stride() == q.stride()
     assert is_close(out, exact.detach(), 2e-2)
-    made = attention_backward_by(kernel, (q.stride(),) * 3, g, q, k, v, out, sums, causal, None)
+    made = AttentionBackwardBy(kernel, (q.stride(),) * 3)(g, q, k, v, out, sums, causal, None)
     for found, of in zip(made, wide, strict=True):
         assert of.grad is not None
         assert is_close(found, of.grad, 3e-2)

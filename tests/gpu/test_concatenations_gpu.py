@@ -12,7 +12,8 @@ from torch import nn
 
 import memfit
 from memfit.core.errors import InfeasibleBudget
-from memfit.kernels import implementations as impl
+from memfit.kernels.concat_gradients import GradientOfPart
+from memfit.kernels.layouts import order_strides
 from memfit.profile.allocations import peaks_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -61,11 +62,11 @@ def test_gradients_and_bytes_of_a_tight_plan(layout: torch.memory_format, replay
     budget = int(1.1 * refusal.value.minimum_bytes)
     fitted: Any = memfit.fit(model, (x,), budget=budget, replay=replay, **kwargs)
     ready = fitted._memfit.latest.ready
-    made = [s.op for s in fitted.plan.schedule.computes if ready.captured.calls[s.op].target is impl.gradient_of_part]
+    made = [s.op for s in fitted.plan.schedule.computes if isinstance(ready.captured.calls[s.op].target, GradientOfPart)]
     assert len(made) == 4
     for op in made:  # dense (of fp64 cuDNN makes no channels last)
         sample = ready.captured.samples[ready.captured.graph.ops[op].outputs[0]]
-        assert impl.dense_strides(tuple(sample.shape), sample.stride()) == sample.stride()
+        assert order_strides(sample.shape, sample.stride()) == sample.stride()
     assert_trains_inside(fitted, plain, (x, y), budget, replay=replay)
 
 
@@ -81,9 +82,10 @@ def test_parts_come_in_the_expected_layout_without_a_copy(layout: torch.memory_f
     shape = (8, 64, 96, 96)
     strides = torch.empty(shape, device="meta").contiguous(memory_format=layout).stride()
     expected = torch.ops.aten.convolution_backward.default(gradient, whole, weight, None, *geometry, [True, False, False])[0][:, 64:]
-    part = impl.gradient_of_part(gradient, weight, (64, 128), shape, strides, *geometry[:3])
+    of_part = GradientOfPart(start=64, stop=128, shape=shape, strides=strides, stride=(1, 1), padding=(width // 2,) * 2, dilation=(1, 1))
+    part = of_part(gradient, weight)
     assert part.stride() == strides
     assert (part - expected).abs().max() <= 2e-2 * expected.abs().max()
-    made, peak = peaks_of(lambda: impl.gradient_of_part(gradient, weight, (64, 128), shape, strides, *geometry[:3]), gradient.device)
+    made, peak = peaks_of(lambda: of_part(gradient, weight), gradient.device)
     if layout is torch.channels_last:  # in the other layout cuDNN's tensor core kernels may turn their operands round themselves
         assert peak - made < part.nbytes

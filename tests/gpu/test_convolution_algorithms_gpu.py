@@ -14,8 +14,8 @@ import memfit
 from memfit.capture.capture import capture
 from memfit.capture.inputs import Call
 from memfit.core.costs import uniform_costs
+from memfit.kernels.convolution_algorithms import Choice, ConvolutionBackwardBy, ConvolutionBy
 from memfit.kernels.cudnn import Algorithm, Convolution, CudnnError, Library, Pass, library, strides_of
-from memfit.passes.variants.convolution_algorithms import Choice, convolution_backward_by, convolution_by
 from memfit.passes.variants.registry import with_library_forms
 from memfit.planning import plan
 from memfit.planning.model.to_schedule import schedule_from_ops
@@ -138,7 +138,7 @@ def test_every_algorithm_is_as_exact_as_its_type(
         choice = Choice(
             convolution=layer, algorithms=((forward, algorithm),), strides=(strides_of(plain.shape, channels_last=channels_last),)
         )
-        made = convolution_by(choice, x, weight, bias, *settings)
+        made = ConvolutionBy(choice)(x, weight, bias, *settings)
         assert error_of(made, exact) < worst, f"forward by {algorithm}"
         ran += 1
     assert ran, "cuDNN lists at least one algorithm"
@@ -147,7 +147,7 @@ def test_every_algorithm_is_as_exact_as_its_type(
     for k in range(max(len(filters), len(datas))):
         pair = ((back, datas[min(k, len(datas) - 1)]), (Pass.FILTER, filters[min(k, len(filters) - 1)]))
         choice = Choice(convolution=layer, algorithms=pair, strides=strides)
-        for found, wanted in zip(convolution_backward_by(choice, gradient, x, weight, *rest), exact_back, strict=True):
+        for found, wanted in zip(ConvolutionBackwardBy(choice)(gradient, x, weight, *rest), exact_back, strict=True):
             assert found is not None
             assert error_of(found, wanted) < worst, f"backward by {pair}"
     assert not refusals
@@ -200,7 +200,7 @@ def test_parts_of_a_concatenation_are_read_where_they_lie(
         pytest.skip(f"not listed: {error}")
     for one, other in pairs:
         choice = Choice(convolution=layer, algorithms=((back, one), (Pass.FILTER, other)), strides=strides)
-        for found, wanted in zip(convolution_backward_by(choice, gradient, x, weight, *rest), exact, strict=True):
+        for found, wanted in zip(ConvolutionBackwardBy(choice)(gradient, x, weight, *rest), exact, strict=True):
             assert found is not None
             assert error_of(found, wanted) < _ERRORS[precision], f"{one}, {other}"
     if not pairs or refusals:

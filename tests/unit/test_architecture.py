@@ -22,7 +22,7 @@ ROOMS = {
     "planning": {"core", "chain", "offsets", "jit"},
     "capture": {"core", "torch_private", "passes", "kernels"},
     "passes": {"core", "torch_private", "capture", "kernels"},
-    "kernels": {"core", "torch_private", "capture", "passes"},
+    "kernels": {"core", "torch_private"},
     "profile": {"core", "torch_private", "capture.captured", "kernels"},
     "compilers": {"core", "torch_private", "capture.captured", "kernels.custom_ops", "passes.regions"},
     "runtime": {"core", "torch_private", "capture.captured"},

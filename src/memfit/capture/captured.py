@@ -6,7 +6,7 @@ Ref(t)             inside args stands for tensor t of the graph
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from memfit.core.graph import Graph, Variant
+from memfit.kernels.implementation import Target, Work, work_of
+from memfit.torch_private.trees import map_leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class OpCall:
     """`outputs[k]` is the tensor id of the target's k-th output, None where it returns none; `unpack` if it returns a tuple."""
 
     role: Role = Role.CALL
-    target: Callable[..., Any] | None = None
+    target: Target | None = None
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     outputs: tuple[int | None, ...] = ()
@@ -95,6 +97,12 @@ class Captured:
         """An op's other forms, and how to run them."""
         variants = self.graph.ops[op].variants
         return list(zip(variants, self.variant_calls[op], strict=True)) if variants else []
+
+    def work(self, call: OpCall) -> Work:
+        """What running a call takes of any device, by the samples of what it reads and makes."""
+        args, kwargs = map_leaves(lambda v: self.samples[v.tensor] if isinstance(v, Ref) else v, (call.args, dict(call.kwargs)))
+        made = tuple(None if t is None else self.samples[t] for t in call.outputs)
+        return work_of(call.target, made if call.unpack else made[0], args, kwargs)
 
     @property
     def boundary(self) -> int:

@@ -78,6 +78,11 @@ class Convolution:
         return self.dtype in _DTYPES and len(self.input) in (4, 5) and all(0 < n <= _MOST_ELEMENTS for n in sizes)
 
     @property
+    def has_strides(self) -> bool:
+        """Whether an operand is a part of a larger tensor."""
+        return bool(self.input_strides or self.output_strides)
+
+    @property
     def size_bytes(self) -> int:
         """Of the three tensors together."""
         return self.dtype.itemsize * sum(math.prod(shape) for shape in (self.input, self.weight, self.output))

@@ -17,6 +17,7 @@ import torch
 
 from memfit.capture.captured import Captured, OpCall, Ref, Role
 from memfit.core.costs import Costs, Level
+from memfit.kernels.implementation import Implementation
 from memfit.profile.allocations import peaks_of
 from memfit.profile.cache import Cache
 from memfit.profile.roofline import estimate_ns, is_free, with_fixed_workspace
@@ -99,7 +100,9 @@ def signature(captured: Captured, op: int, variant: int = 0) -> str:
     """Equal for calls that run the same kernel on the same shapes."""
     call, name = captured.call(op, variant), captured.graph.ops[op].form(variant).name
     if variant:
-        name = f"{captured.graph.ops[op].name} {name} {_named(call.target)}"
+        name = f"{captured.graph.ops[op].name} {name}"
+    if isinstance(call.target, Implementation):
+        name = f"{name} {call.target.name}"
 
     def describe(value: Any) -> Any:
         if isinstance(value, Ref):
@@ -108,12 +111,6 @@ def signature(captured: Captured, op: int, variant: int = 0) -> str:
         return repr(value)
 
     return f"{_METHOD} {torch.__version__} {name} {map_leaves(describe, (call.args, dict(call.kwargs)))} {_settings()}"
-
-
-def _named(target: Any) -> str:
-    """A target in words that stay the same from one process to the next."""
-    inner = getattr(target, "func", None)
-    return f"{inner.__name__}{target.args}" if inner is not None else getattr(target, "__name__", repr(target))
 
 
 def _settings() -> str:

@@ -16,8 +16,8 @@ from memfit.capture.capture import capture
 from memfit.capture.captured import OpCall
 from memfit.capture.inputs import Call
 from memfit.core.errors import BadInput
-from memfit.passes.regions.compiler import PlainOps
-from memfit.passes.step.fused_loss import FusedLoss
+from memfit.kernels.compiler import PlainOps
+from memfit.kernels.fused_loss import FusedLoss
 from memfit.profile import measured as measured_module
 from memfit.profile.allocations import CpuMeter, peaks_of
 from memfit.profile.cache import Cache
@@ -78,8 +78,8 @@ def test_first_calls_are_made_one_by_one_where_a_library_loads_kernels(kind: str
     class Compiled:
         is_compiled = False
 
-    lazy = FusedLoss(PlainOps(), reduction=1, ignore=-100, dtype=torch.float32)  # type: ignore[arg-type]
-    targets = [torch.relu, Compiled(), torch.mm, torch.tanh, lazy]
+    lazy = FusedLoss(PlainOps(), reduction=1, ignore=-100, dtype=torch.float32)
+    targets: list[Any] = [torch.relu, Compiled(), torch.mm, torch.tanh, lazy]
     called = list[int]()
 
     class Step:

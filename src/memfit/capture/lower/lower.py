@@ -13,7 +13,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from memfit.capture.trace.joint_graph import Joint
 from memfit.capture.trace.provenance import where_of
 from memfit.core.errors import Unsupported
 from memfit.core.graph import Graph, Kind, Op, Storage, Tensor
+from memfit.kernels.implementation import Implementation
 from memfit.torch_private.tensors import schema_of, storage_key
 
 
@@ -135,8 +135,8 @@ class _Lowering:
         if not self.begun and any(a in self.tangent_nodes for a in node.all_input_nodes):
             self._begin_backward()
         sample = node.meta.get("val")
-        unpack, target = isinstance(sample, (tuple, list)), node.target
-        assert callable(target)
+        unpack = isinstance(sample, (tuple, list))
+        target: Any = node.target
         samples = list(sample) if isinstance(sample, (tuple, list)) else [sample]
         refs: dict[Any, Any] = {n: self._argument_value(n) for n in node.all_input_nodes}
         outputs: list[Any] = [self._output(node, k, s) for k, s in enumerate(samples)]
@@ -409,7 +409,7 @@ def _argument(node: torch.fx.Node, position: int) -> Any:
 
 
 def _name(target: Any) -> str:
-    return f"memfit.{target.__name__}" if isinstance(target, FunctionType) else str(target)
+    return f"memfit.{target.name}" if isinstance(target, Implementation) else str(target)
 
 
 def _is_seeded(node: torch.fx.Node) -> bool:

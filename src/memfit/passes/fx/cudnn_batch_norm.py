@@ -12,50 +12,10 @@ from typing import Any
 
 import torch
 
+from memfit.kernels.norms import CUDNN_BATCH_NORM, CUDNN_BATCH_NORM_BACKWARD
+
 aten = torch.ops.aten
 _MIN_EPSILON = 1e-5
-
-
-def cudnn_batch_norm(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    mean: torch.Tensor,
-    variance: torch.Tensor,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[torch.Tensor, ...]:
-    """(output, saved mean, saved inverse deviation, new running mean, new running variance, cuDNN's reserve)."""
-    new_mean, new_variance = mean.clone(), variance.clone()
-    output, saved_mean, saved_deviation, reserve = aten.cudnn_batch_norm.default(
-        x, weight, bias, new_mean, new_variance, training, momentum, eps
-    )
-    return output, saved_mean, saved_deviation, new_mean, new_variance, reserve
-
-
-def cudnn_batch_norm_backward(
-    gradient: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    saved_mean: torch.Tensor,
-    saved_deviation: torch.Tensor,
-    eps: float,
-    reserve: torch.Tensor,
-) -> tuple[torch.Tensor, ...]:
-    result: tuple[torch.Tensor, ...] = aten.cudnn_batch_norm_backward.default(
-        x, gradient.contiguous(memory_format=_format(x)), weight, None, None, saved_mean, saved_deviation, eps, reserve
-    )
-    return result
-
-
-def _format(x: torch.Tensor) -> torch.memory_format:
-    """The layout of the input: cuDNN wants the gradient in the same."""
-    if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
-        return torch.channels_last
-    if x.dim() == 5 and x.is_contiguous(memory_format=torch.channels_last_3d):
-        return torch.channels_last_3d
-    return torch.contiguous_format
 
 
 def use_cudnn_batch_norm(module: torch.fx.GraphModule) -> int:
@@ -104,7 +64,7 @@ def _backward_of(node: torch.fx.Node) -> torch.fx.Node | None:
 def _replace(graph: torch.fx.Graph, node: torch.fx.Node, backward: torch.fx.Node) -> None:
     x: Any = node.args[0]
     with graph.inserting_after(node):
-        forward = graph.call_function(cudnn_batch_norm, node.args, {})
+        forward = graph.call_function(CUDNN_BATCH_NORM, node.args, {})
     reserve_sample = _sample(x).new_empty((0,), dtype=torch.uint8)
     forward.meta = {**node.meta, "val": (*node.meta["val"], reserve_sample)}
     node.replace_all_uses_with(forward)
@@ -115,7 +75,7 @@ def _replace(graph: torch.fx.Graph, node: torch.fx.Node, backward: torch.fx.Node
     gradient, _, weight, _, _, saved_mean, saved_deviation, _, eps, _ = backward.args
     with graph.inserting_after(backward):
         args = (gradient, x, weight, saved_mean, saved_deviation, eps, reserve)
-        new = graph.call_function(cudnn_batch_norm_backward, args, {})
+        new = graph.call_function(CUDNN_BATCH_NORM_BACKWARD, args, {})
     new.meta = dict(backward.meta)
     backward.replace_all_uses_with(new)
     graph.erase_node(backward)

@@ -17,7 +17,10 @@ from typing import Any
 import torch
 
 from memfit.capture.captured import Captured, OpCall, Ref
-from memfit.passes.regions.compiler import Compiler, Compiles, Run
+from memfit.kernels.compiler import Compiles, Run
+from memfit.kernels.implementation import Implementation, Work
+from memfit.kernels.layouts import lay_out, lies_in
+from memfit.passes.regions.compiler import Compiler
 from memfit.torch_private.tensors import storage_key
 from memfit.torch_private.trees import map_leaves
 
@@ -72,16 +75,22 @@ class Piece:
         return self._source()
 
 
-class Region(Piece):
+class Region(Piece, Implementation):
     """Called with a slice's inputs, gives its outputs. Compiles at the first call."""
 
     def __init__(self, captured: Captured, part: Slice, digest: str, compiler: Compiler) -> None:
         super().__init__(digest, len(part.ops), compiler, lambda: _source_of(captured, part))
-        self.__name__ = f"region_{digest}"
         self._trusted = False
         overwriting = {new for new, _ in part.over}
         self._strides = [None if (s := captured.samples[t]) is None else s.stride() for t in part.outputs if t not in overwriting]
         self._over = tuple(sorted((part.outputs.index(new), part.inputs.index(old)) for new, old in part.over))
+
+    @property
+    def name(self) -> str:
+        return f"region_{self.digest}"
+
+    def work(self, made: Any, *inputs: torch.Tensor) -> Work:
+        return Work.over(inputs, made)
 
     def __call__(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
         run = self._run or self.compile()
@@ -91,7 +100,7 @@ class Region(Piece):
             if _shares_memory(inputs, made):
                 self._run = _separated(run)
                 made = [t.clone() for t in made]
-            elif not all(map(_lies_so, made, self._strides)):
+            elif not all(wanted is None or lies_in(t, wanted) for t, wanted in zip(made, self._strides, strict=True)):
                 self._run = _laid_out(run, self._strides)
                 made = self._run(list(inputs))
         return self._with_overwritten(made, inputs) if self._over else made
@@ -121,17 +130,9 @@ def _separated(run: Run) -> Run:
     return lambda inputs: [t.clone() for t in run(inputs)]
 
 
-def _lies_so(t: torch.Tensor, strides: tuple[int, ...] | None) -> bool:
-    return strides is None or all(n < 2 or a == b for n, a, b in zip(t.shape, t.stride(), strides, strict=True))
-
-
 def _laid_out(run: Run, strides: Sequence[tuple[int, ...] | None]) -> Run:
     """A compiler's results in the layouts that were promised: what reads them is compiled for those."""
-
-    def copied(t: torch.Tensor, wanted: tuple[int, ...] | None) -> torch.Tensor:
-        return t if wanted is None or _lies_so(t, wanted) else t.new_empty_strided(t.shape, wanted).copy_(t)
-
-    return lambda inputs: [copied(t, wanted) for t, wanted in zip(run(inputs), strides, strict=True)]
+    return lambda inputs: [t if wanted is None else lay_out(t, wanted) for t, wanted in zip(run(inputs), strides, strict=True)]
 
 
 def module_of(captured: Captured, part: Slice) -> torch.fx.GraphModule:

@@ -14,13 +14,15 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from memfit.capture.captured import Captured, OpCall, Ref
-from memfit.passes.regions.compiler import Compiler, PlainOps
+from memfit.capture.captured import OpCall, Ref
+from memfit.kernels.compiler import PlainOps
+from memfit.kernels.implementation import HALF, Implementation, Work
+from memfit.passes.regions.compiler import Compiler
 from memfit.passes.regions.piece import Piece
 from memfit.passes.slicing.analysis import Batch
 from memfit.passes.slicing.find_blocks import Part
@@ -29,21 +31,10 @@ from memfit.torch_private.fake import fake_mode
 from memfit.torch_private.trees import map_leaves
 
 aten, prims = torch.ops.aten, torch.ops.prims
-_NARROW = (torch.float16, torch.bfloat16)  # too few digits to add many numbers in
 Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inside:
-    """For estimates: ops that run as kernels of their own, how many slices there are, bytes that one slice holds at most."""
-
-    captured: Captured
-    ops: tuple[int, ...]
-    num_slices: int
-    slice_bytes: int
-
-
-class Sliced:
+class Sliced(Implementation):
     """Called with whole tensors, gives whole tensors."""
 
     def __init__(self, batch: Batch, part: Part, slice_size: int, compiler: Compiler | None) -> None:
@@ -56,8 +47,14 @@ class Sliced:
         self._parts = tuple((count, known[count]) for count in counts)
         self.pieces = tuple(known.values())
         self.digest = hashlib.sha256(repr([(n, p.digest) for n, p in self._parts]).encode()).hexdigest()[:16]
-        self.__name__ = f"sliced_{self.digest}"
-        self.inside = _inside(batch, part, slice_size, len(counts), compiler)
+        self._work = _count_work(batch, part, slice_size, len(counts), compiler)
+
+    @property
+    def name(self) -> str:
+        return f"sliced_{self.digest}"
+
+    def work(self, made: Any, *inputs: torch.Tensor) -> Work:
+        return self._work
 
     @property
     def is_compiled(self) -> bool:
@@ -90,7 +87,7 @@ def _layout(batch: Batch, tensor: int) -> Layout:
 
 
 def _adding_in(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in _NARROW else dtype
+    return torch.float32 if dtype in HALF else dtype
 
 
 def _new(layout: Layout, cut: Split | None, device: torch.device) -> torch.Tensor:
@@ -208,8 +205,9 @@ class _Writer:
 # -- for estimates -----------------------------------------------------------------------------------------------------
 
 
-def _inside(batch: Batch, part: Part, slice_size: int, num_slices: int, compiler: Compiler | None) -> Inside:
-    """Values between ops that a compiler fuses do not exist."""
+def _count_work(batch: Batch, part: Part, slice_size: int, num_slices: int, compiler: Compiler | None) -> Work:
+    """Of the ops that run as kernels of their own, each as often as there are slices, beside what one slice holds at most. Values between
+    ops that a compiler fuses do not exist."""
     graph, own = batch.captured.graph, set(part.ops)
     fused = {op for op in part.ops if compiler is not None and compiler.fuses(batch.captured.calls[op].target)}
 
@@ -228,4 +226,5 @@ def _inside(batch: Batch, part: Part, slice_size: int, num_slices: int, compiler
         peak_bytes = max(peak_bytes, sum(graph.storages[s].size_bytes for s in held))
         held -= {s for s in held if ends.get(s, op) == op}
     slice_bytes = -(-peak_bytes * slice_size // batch.size)
-    return Inside(captured=batch.captured, ops=tuple(written), num_slices=num_slices, slice_bytes=slice_bytes)
+    every = (batch.captured.work(batch.captured.calls[op]) for op in written)
+    return Work(launches=0, workspace_bytes=slice_bytes, then=tuple(replace(w, launches=w.launches * num_slices) for w in every))

@@ -11,13 +11,12 @@ two captures rather than op by op.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
 from memfit.capture.captured import Captured, OpCall, Role
 from memfit.core.graph import Op
-from memfit.kernels import implementations as impl
+from memfit.kernels.chunked_loss import ChunkedLoss, ChunkedLossBackward
 from memfit.passes.rewriter import Rewriter
 
 aten = torch.ops.aten
@@ -70,21 +69,11 @@ def _replace(rewriter: Rewriter, head: Head) -> None:
     target, _, reduction, ignore = calls[head.loss.id].args[1:5]
     tangent, count = calls[head.loss_backward.id].args[0], calls[head.loss_backward.id].args[6]
     rows = rewriter.sample(hidden.tensor).shape[0]
-    chunks = min(_NUM_CHUNKS, rows)
-    forward = OpCall(
-        target=partial(impl.chunked_loss, chunks),
-        args=(hidden, weight, target, reduction, ignore, head.dtype),
-        outputs=head.loss.outputs,
-        unpack=True,
-    )
+    settings = {"num_chunks": min(_NUM_CHUNKS, rows), "reduction": reduction, "ignore": ignore, "dtype": head.dtype}
+    forward = OpCall(target=ChunkedLoss(**settings), args=(hidden, weight, target), outputs=head.loss.outputs, unpack=True)
     rewriter.add_after(head.loss.id, "memfit.chunked_loss", (hidden.tensor, weight.tensor, target.tensor), head.loss.outputs, forward)
     made = (head.weight_gradient.outputs[0], head.hidden_gradient.outputs[0])
-    backward = OpCall(
-        target=partial(impl.chunked_loss_backward, chunks),
-        args=(tangent, hidden, weight, target, count, reduction, ignore, head.dtype),
-        outputs=made,
-        unpack=True,
-    )
+    backward = OpCall(target=ChunkedLossBackward(**settings), args=(tangent, hidden, weight, target, count), outputs=made, unpack=True)
     inputs = tuple(dict.fromkeys((tangent.tensor, hidden.tensor, weight.tensor, target.tensor, count.tensor)))
     first = min(head.weight_gradient.id, head.hidden_gradient.id)
     rewriter.add_after(first, "memfit.chunked_loss_backward", inputs, made, backward)

@@ -26,7 +26,8 @@ import torch
 from memfit.capture.captured import Captured, OpCall, Ref, Role
 from memfit.capture.lower.storages import allocated_bytes, granularity_of
 from memfit.core.graph import Graph, Kind, Op, Storage, Tensor, Variant
-from memfit.kernels import implementations as impl
+from memfit.kernels.concat_gradients import GradientOfPart, ParameterGradientsFromParts
+from memfit.kernels.layouts import make_like, order_strides
 from memfit.passes.assemble import Item, assemble, item_of
 from memfit.passes.regions.compiler import Compiler
 from memfit.passes.regions.groups import Fusion
@@ -144,8 +145,7 @@ def _dense_gradients(captured: Captured, found: Concatenation, known: Mapping[in
     with fake_mode():
         for part in found.parts:
             old = _sample(captured, part.gradient)
-            strides = impl.dense_strides(tuple(old.shape), old.stride())
-            samples[part.gradient] = torch.empty_strided(old.shape, strides, dtype=old.dtype, device=old.device)
+            samples[part.gradient] = make_like(old, strides=order_strides(old.shape, old.stride()))
     changed = {part.gradient for part in found.parts}
     for op in graph.ops[found.backward + 1 :]:
         if not changed.intersection(op.inputs) or any(op.id == part.slice for part in found.parts):
@@ -175,7 +175,7 @@ def _made(captured: Captured, op: Op, samples: Samples) -> Samples | None:
                 return value
             like = samples.get(value.tensor)
             like = _sample(captured, value.tensor) if like is None else like
-            return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+            return make_like(like)
 
         args, kwargs = map_leaves(fake, (call.args, dict(call.kwargs)))
         try:
@@ -224,7 +224,7 @@ class _Writer:
         """Of the parameters, if they have any, and of each part."""
         call, op = self.captured.calls[found.backward], self.graph.ops[found.backward]
         gradient, _, weight, bias_sizes, *geometry, mask = call.args
-        moves = geometry[:3]  # stride, padding, dilation: it is not transposed, and has one group
+        stride, padding, dilation = geometry[:3]  # it is not transposed, and has one group
         if any(mask[1:]):
             outputs = (None, *call.outputs[1:])
             args = (gradient, found.whole, weight, bias_sizes, *geometry, [False, *mask[1:]])
@@ -235,8 +235,16 @@ class _Writer:
             self._move(part)
             sample = self.samples[part.gradient]
             assert sample is not None
-            args = (gradient, weight, (part.start, part.stop), tuple(sample.shape), sample.stride(), *moves)
-            made = OpCall(target=impl.gradient_of_part, args=args, outputs=(part.gradient,))
+            target = GradientOfPart(
+                start=part.start,
+                stop=part.stop,
+                shape=tuple(sample.shape),
+                strides=sample.stride(),
+                stride=tuple(stride),
+                padding=tuple(padding),
+                dilation=tuple(dilation),
+            )
+            made = OpCall(target=target, args=(gradient, weight), outputs=(part.gradient,))
             inputs = (gradient.tensor, weight.tensor)
             node = Op(id=-1, name="memfit.gradient_of_part", inputs=inputs, outputs=(part.gradient,), where=op.where)
             yield Item(node, [], made, op.id)
@@ -250,7 +258,7 @@ class _Writer:
         args = (gradient, tuple(Ref(part) for part in parts if part is not None), weight, *rest)
         inputs = tuple(dict.fromkeys((gradient.tensor, *(part for part in parts if part is not None), weight.tensor)))
         strides = tuple(None if t is None else self.samples[t].stride() for t in call.outputs)  # type: ignore[union-attr]
-        made = replace(call, target=impl.parameter_gradients_from_parts, args=(strides[1], *args))
+        made = replace(call, target=ParameterGradientsFromParts(strides[1]), args=args)
         return [(Variant(name="from parts", inputs=inputs, outputs=op.outputs), made)]
 
     def _part(self, tensor: int) -> int | None:

@@ -10,9 +10,7 @@ are not offered.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,119 +18,10 @@ import torch
 from memfit.capture.captured import OpCall, Ref
 from memfit.capture.lower.storages import allocated_bytes
 from memfit.core.graph import Op, Variant
+from memfit.kernels.fused_attention import KERNELS, AttentionBackwardBy, AttentionBy, Kernel
 from memfit.passes.rewriter import Rewriter
 from memfit.passes.variants.attention_slices import arguments_of
 
-aten = torch.ops.aten
-Tensors = tuple[torch.Tensor, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
-    """`forward(q, k, v, causal, scale)` gives (out, sums); `backward(g, q, k, v, out, sums, causal, scale)` three gradients."""
-
-    name: str
-    backward_op: Any  # of aten, in a step that PyTorch's own choice made
-    forward: Callable[..., Tensors]
-    backward: Callable[..., Tensors]
-    sums_shape: Callable[[torch.Tensor], tuple[int, ...]]
-    can_use: Callable[[Any], bool]
-
-
-def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> Tensors:
-    made = aten._scaled_dot_product_flash_attention.default(q, k, v, 0.0, causal, scale=scale)
-    return made[0], made[1]
-
-
-def _flash_backward(
-    g: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    sums: torch.Tensor,
-    causal: bool,
-    scale: float | None,
-) -> Tensors:
-    sizes, none = (q.shape[2], k.shape[2]), _undrawn(q)
-    backward: Any = aten._scaled_dot_product_flash_attention_backward.default
-    made: Tensors = backward(g, q, k, v, out, sums, None, None, *sizes, 0.0, causal, none, none, scale=scale)
-    return made
-
-
-def _efficient(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> Tensors:
-    made = aten._scaled_dot_product_efficient_attention.default(q, k, v, None, True, 0.0, causal, scale=scale)
-    return made[0], made[1]
-
-
-def _efficient_backward(
-    g: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    sums: torch.Tensor,
-    causal: bool,
-    scale: float | None,
-) -> Tensors:
-    wanted, none = [True, True, True, False], _undrawn(q)
-    backward: Any = aten._scaled_dot_product_efficient_attention_backward.default
-    made: Tensors = backward(g, q, k, v, None, out, sums, none, none, 0.0, wanted, causal, scale=scale)
-    return made[:3]
-
-
-def _cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> Tensors:
-    made = aten._scaled_dot_product_cudnn_attention.default(q, k, v, None, True, 0.0, causal, scale=scale)
-    return made[0], made[1]
-
-
-def _cudnn_backward(
-    g: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    sums: torch.Tensor,
-    causal: bool,
-    scale: float | None,
-) -> Tensors:
-    sizes, none = (q.shape[2], k.shape[2]), _undrawn(q)
-    backward: Any = aten._scaled_dot_product_cudnn_attention_backward.default
-    made: Tensors = backward(g, q, k, v, out, sums, none, none, None, None, None, *sizes, 0.0, causal, scale=scale)
-    return made
-
-
-def _undrawn(q: torch.Tensor) -> torch.Tensor:
-    """In place of the state of a generator that nothing was drawn from."""
-    return torch.zeros((), dtype=torch.int64, device=q.device)
-
-
-KERNELS: dict[Any, Kernel] = {
-    aten._scaled_dot_product_flash_attention.default: Kernel(
-        name="flash",
-        backward_op=aten._scaled_dot_product_flash_attention_backward.default,
-        forward=_flash,
-        backward=_flash_backward,
-        sums_shape=lambda q: tuple(q.shape[:3]),
-        can_use=lambda params: torch.backends.cuda.can_use_flash_attention(params),
-    ),
-    aten._scaled_dot_product_efficient_attention.default: Kernel(
-        name="efficient",
-        backward_op=aten._scaled_dot_product_efficient_attention_backward.default,
-        forward=_efficient,
-        backward=_efficient_backward,
-        sums_shape=lambda q: (*q.shape[:2], -(-q.shape[2] // 32) * 32),
-        can_use=lambda params: torch.backends.cuda.can_use_efficient_attention(params),
-    ),
-    aten._scaled_dot_product_cudnn_attention.default: Kernel(
-        name="cudnn",
-        backward_op=aten._scaled_dot_product_cudnn_attention_backward.default,
-        forward=_cudnn,
-        backward=_cudnn_backward,
-        sums_shape=lambda q: (*q.shape[:3], 1),
-        can_use=lambda params: torch.backends.cuda.can_use_cudnn_attention(params),
-    ),
-}
 FUSED_FORWARDS = tuple(KERNELS)
 
 
@@ -163,12 +52,12 @@ def _offer(rewriter: Rewriter, forward: Op, backward: Op, kernel: Kernel, saved:
     def strides_of(tensors: tuple[int | None, ...]) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(rewriter.sample(t).stride()) for t in tensors if t is not None)
 
-    target: Any = partial(attention_by, kernel.name, strides_of((out,)))
-    made = OpCall(target=target, args=(*given, a.is_causal, a.scale), outputs=(out, saved), unpack=True)
+    (of_out,) = strides_of((out,))
+    made = OpCall(target=AttentionBy(kernel, of_out), args=(*given, a.is_causal, a.scale), outputs=(out, saved), unpack=True)
     inputs = tuple(dict.fromkeys(x.tensor for x in given))
     rewriter.add_variant(forward.id, Variant(name=named, inputs=inputs, outputs=(out, saved)), made)
     gradients = calls[backward.id].outputs[:3]
-    target = partial(attention_backward_by, kernel.name, strides_of(gradients))
+    target = AttentionBackwardBy(kernel, strides_of(gradients))
     args = (a.gradient, *given, Ref(out), Ref(saved), a.is_causal, a.scale)
     inputs = tuple(dict.fromkeys(x.tensor for x in args if isinstance(x, Ref)))
     variant = Variant(name=named, inputs=inputs, outputs=backward.outputs)
@@ -205,26 +94,3 @@ def _can_use(rewriter: Rewriter, kernel: Kernel, arguments: Any) -> bool:
         return kernel.can_use(torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, arguments.is_causal, False))
     except (RuntimeError, TypeError):
         return False
-
-
-def attention_by(name: str, strides: tuple[tuple[int, ...], ...], *arguments: Any) -> Tensors:
-    """(out, sums) by a named kernel, `out` laid out as the step expects it."""
-    out, sums = _named(name).forward(*arguments)
-    return laid_out(out, strides[0]), sums
-
-
-def attention_backward_by(name: str, strides: tuple[tuple[int, ...], ...], *arguments: Any) -> Tensors:
-    """Gradients of queries, keys and values by a named kernel, from the sums of its own forward."""
-    made = _named(name).backward(*arguments)
-    return tuple(laid_out(x, s) for x, s in zip(made, strides, strict=True))
-
-
-def _named(name: str) -> Kernel:
-    return next(kernel for kernel in KERNELS.values() if kernel.name == name)
-
-
-def laid_out(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """The same in other strides; itself where it has them."""
-    if x.stride() == strides:
-        return x
-    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)

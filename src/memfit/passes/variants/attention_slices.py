@@ -11,64 +11,17 @@ wants a gradient.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 
 from memfit.capture.captured import OpCall, Ref
 from memfit.core.graph import Op, Variant
+from memfit.kernels.attention_slices import AttentionBackwardInSlices
 from memfit.passes.rewriter import Rewriter
 
 aten = torch.ops.aten
 NUM_SLICES = 8
-_HALF = (torch.float16, torch.bfloat16)
-
-
-def attention_backward_in_slices(
-    num_slices: int,
-    gradient: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-    strides: tuple[tuple[int, ...], ...],
-) -> tuple[torch.Tensor | None, ...]:
-    """Gradients of queries, keys and values, a slice of the queries at a time; sums over slices in at least 32 bits."""
-    factor = query.shape[-1] ** -0.5 if scale is None else scale
-    wide = torch.float32 if query.dtype in _HALF else query.dtype
-    made = [torch.empty_strided(x.shape, s, dtype=x.dtype, device=x.device) for x, s in zip((query, key, value), strides, strict=False)]
-    of_keys, of_values = torch.zeros(key.shape, dtype=wide, device=key.device), torch.zeros(value.shape, dtype=wide, device=key.device)
-    rows = -(-query.shape[-2] // num_slices)
-    for start in range(0, query.shape[-2], max(rows, 1)):
-        q, g = query[..., start : start + rows, :], gradient[..., start : start + rows, :]
-        weights = aten._safe_softmax.default(_scores(q, key, mask, is_causal, factor, start, wide), -1)
-        of_values += torch.matmul(weights.to(q.dtype).transpose(-2, -1), g)
-        change = torch.matmul(g, value.transpose(-2, -1)).to(wide)
-        change.sub_((change * weights).sum(-1, keepdim=True)).mul_(weights)
-        del weights
-        narrow = change.to(q.dtype)
-        del change
-        made[0][..., start : start + rows, :] = torch.matmul(narrow, key).mul_(factor)
-        of_keys += torch.matmul(narrow.transpose(-2, -1), q)
-    made[1].copy_(of_keys.mul_(factor))
-    made[2].copy_(of_values)
-    return (*made, *(None for _ in strides[3:]))
-
-
-def _scores(
-    q: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, is_causal: bool, factor: float, start: int, wide: torch.dtype
-) -> torch.Tensor:
-    scores = torch.matmul(q, key.transpose(-2, -1)).to(wide).mul_(factor)
-    if is_causal:
-        rows = torch.arange(start, start + q.shape[-2], device=q.device).unsqueeze(1)
-        scores.masked_fill_(torch.arange(key.shape[-2], device=q.device) > rows, float("-inf"))
-    if mask is not None:
-        part = mask[..., start : start + q.shape[-2], :] if mask.shape[-2] > 1 else mask
-        scores = scores.masked_fill_(~part, float("-inf")) if part.dtype is torch.bool else scores.add_(part)
-    return scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,10 +85,10 @@ def offer_attention_slices(rewriter: Rewriter, op: Op, call: OpCall) -> None:
     if a.dropout != 0 or a.wants_mask_gradient or unlike or not rewriter.is_large(a.query.tensor):
         return
     strides = tuple(() if t is None else tuple(rewriter.sample(t).stride()) for t in call.outputs)
-    inner = (a.gradient, a.query, a.key, a.value, a.mask, a.is_causal, a.scale, strides)
+    inner = (a.gradient, a.query, a.key, a.value, a.mask, a.is_causal, a.scale)
     inputs = tuple(dict.fromkeys(x.tensor for x in inner if isinstance(x, Ref)))
     num_slices = min(NUM_SLICES, q.shape[-2])
-    target: Any = partial(attention_backward_in_slices, num_slices)
+    target = AttentionBackwardInSlices(num_slices, strides)
     variant = Variant(name=f"math in {num_slices} slices", inputs=inputs, outputs=op.outputs)
     rewriter.add_variant(op.id, variant, replace(call, target=target, args=inner, kwargs={}))
 

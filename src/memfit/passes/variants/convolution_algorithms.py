@@ -15,44 +15,23 @@ PyTorch picks from), so this belongs to the variants that round otherwise. The i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
 from memfit.capture.captured import OpCall
 from memfit.core.graph import Op, Variant
-from memfit.core.units import format_bytes
+from memfit.kernels.convolution_algorithms import Choice, ConvolutionBackwardBy, ConvolutionBy
 from memfit.kernels.cudnn import Algorithm, Convolution, CudnnError, Pass, library, strides_of
+from memfit.kernels.layouts import CHANNELS_LAST
 from memfit.passes.rewriter import Rewriter
 
 aten = torch.ops.aten
 _MOST_OFFERS = 2
 _T = TypeVar("_T")
 _LOADED_BYTES = 16
-_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """An algorithm for each pass that an op makes, and the strides its outputs are expected to have."""
-
-    convolution: Convolution
-    algorithms: tuple[tuple[Pass, Algorithm], ...]
-    strides: tuple[tuple[int, ...], ...]
-
-    @property
-    def workspace_bytes(self) -> int:
-        return max(a.workspace_bytes for _, a in self.algorithms)
-
-    @property
-    def name(self) -> str:
-        numbers = "+".join(str(a.number) for _, a in self.algorithms)
-        return f"algorithm {numbers} in {format_bytes(self.workspace_bytes)}" + (
-            " without a copy" if _has_strides(self.convolution) else ""
-        )
 
 
 def offer_algorithms(rewriter: Rewriter, op: Op, call: OpCall) -> None:
@@ -60,7 +39,7 @@ def offer_algorithms(rewriter: Rewriter, op: Op, call: OpCall) -> None:
     if not any(rewriter.is_large(t) for t in (*op.inputs, *op.outputs)):
         return
     for choice in choices(rewriter, call):
-        target: Any = partial(convolution_backward_by if _is_backward(call) else convolution_by, choice)
+        target = (ConvolutionBackwardBy if _is_backward(call) else ConvolutionBy)(choice)
         rewriter.add_variant(op.id, Variant(name=choice.name, inputs=op.inputs, outputs=op.outputs), replace(call, target=target))
 
 
@@ -74,7 +53,7 @@ def choices(rewriter: Rewriter, call: OpCall) -> list[Choice]:
     if convolution is None:
         return []
     picks = [(convolution, pick) for pick in _picks(rewriter, call, convolution)]
-    if not picks or not _has_strides(convolution):
+    if not picks or not convolution.has_strides:
         dense = replace(convolution, input_strides=(), output_strides=())
         picks = [(dense, pick) for pick in _picks(rewriter, call, dense)][1:]
     picks = [(layer, pick) for layer, pick in picks if max(a.workspace_bytes for a in pick) <= layer.size_bytes]
@@ -166,10 +145,6 @@ def described(rewriter: Rewriter, call: OpCall) -> Convolution | None:
     return found if found.is_supported else None
 
 
-def _has_strides(convolution: Convolution) -> bool:
-    return bool(convolution.input_strides or convolution.output_strides)
-
-
 def _strides_of_part(sample: torch.Tensor, channels_last: bool) -> tuple[int, ...]:
     """The strides of some channels of a larger dense tensor; () of anything else. Kernels load 16 bytes at a time."""
     strides, dense = tuple(sample.stride()), strides_of(sample.shape, channels_last=channels_last)
@@ -207,80 +182,8 @@ def _each(values: Sequence[int], count: int) -> tuple[int, ...]:
 
 def _layout(made: Sequence[torch.Tensor], every: Sequence[torch.Tensor]) -> bool | None:
     """Whether channels come last in everything made; where both can be said, as most of what is there says. None: neither."""
-    last = _FORMATS.get(every[0].dim())
+    last = CHANNELS_LAST.get(every[0].dim())
     formats = [f for f in (torch.contiguous_format, last) if f is not None and all(t.is_contiguous(memory_format=f) for t in made)]
     if last is None or not formats:
         return None
     return max(formats, key=lambda f: sum(t.is_contiguous(memory_format=f) for t in every)) is last
-
-
-# -- running one -------------------------------------------------------------------------------------------------------
-
-
-def convolution_by(choice: Choice, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *settings: Any) -> torch.Tensor:
-    """aten.convolution with the chosen algorithm; PyTorch's own where cuDNN refuses."""
-    ((which, algorithm),) = choice.algorithms
-    shape = choice.convolution.input if which is Pass.DATA else choice.convolution.output
-    inputs = (weight, x) if which is Pass.DATA else (x, weight)
-    try:
-        result = _run(choice, which, algorithm, inputs, shape, choice.strides[0])
-    except CudnnError:
-        made: torch.Tensor = aten.convolution.default(x, weight, bias, *settings)
-        return made
-    return result if bias is None else result.add_(bias.view(1, -1, *(1,) * (x.dim() - 2)))
-
-
-def convolution_backward_by(
-    choice: Choice, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias_sizes: Any, *settings: Any
-) -> tuple[torch.Tensor | None, ...]:
-    """aten.convolution_backward with the chosen algorithms; PyTorch's own where cuDNN refuses."""
-    *_, wanted = settings
-    transposed = settings[3]
-    big, small = (gradient, x) if transposed else (x, gradient)
-    made: list[torch.Tensor | None] = [None, None, None]
-    try:
-        for which, algorithm in choice.algorithms:
-            if which is Pass.FILTER:
-                made[1] = _run(choice, which, algorithm, (big, small), choice.convolution.weight, choice.strides[1])
-            else:
-                inputs = (gradient, weight) if which is Pass.FORWARD else (weight, gradient)
-                made[0] = _run(choice, which, algorithm, inputs, tuple(x.shape), choice.strides[0])
-    except CudnnError:
-        plain: tuple[torch.Tensor | None, ...] = aten.convolution_backward.default(gradient, x, weight, bias_sizes, *settings)
-        return plain
-    if wanted[2]:
-        made[2] = gradient.sum((0, *range(2, gradient.dim())))
-    return tuple(made)
-
-
-def _run(
-    choice: Choice,
-    which: Pass,
-    algorithm: Algorithm,
-    inputs: tuple[torch.Tensor, torch.Tensor],
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-) -> torch.Tensor:
-    cudnn = library()
-    if cudnn is None:
-        raise CudnnError("there is no cuDNN here.")
-    expected = _operand_strides(choice.convolution, which)
-    first, second = (_as_expected(choice, t, s) for t, s in zip(inputs, expected, strict=True))
-    result = torch.empty_strided(shape, strides, dtype=first.dtype, device=first.device)
-    cudnn.run(choice.convolution, which, algorithm, first, second, result)
-    return result
-
-
-def _operand_strides(convolution: Convolution, which: Pass) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What is said of the two operands of a pass; () for dense."""
-    if which is Pass.FORWARD:
-        return convolution.input_strides, ()
-    return ((), convolution.output_strides) if which is Pass.DATA else (convolution.input_strides, convolution.output_strides)
-
-
-def _as_expected(choice: Choice, x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    if not strides:
-        return x.contiguous(memory_format=_FORMATS[x.dim()] if choice.convolution.channels_last else torch.contiguous_format)
-    if x.stride() != strides:
-        raise CudnnError(f"the operand has strides {x.stride()} instead of {strides}.")
-    return x

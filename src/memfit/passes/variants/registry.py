@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,8 +17,13 @@ import torch
 from memfit.capture.captured import Captured, OpCall, Ref, Role
 from memfit.capture.lower.storages import allocated_bytes, round_up
 from memfit.core.graph import Op, Variant
-from memfit.kernels import implementations as impl
-from memfit.passes.fx.cudnn_batch_norm import cudnn_batch_norm
+from memfit.kernels.bits import DropoutGradientFromBits, PackMask, PackSigns, ReluGradientFromBits, count_packed_bytes
+from memfit.kernels.implementation import Implementation
+from memfit.kernels.in_place import InPlace
+from memfit.kernels.layouts import is_dense, make_like
+from memfit.kernels.narrow_indices import MaxPoolGradientFromNarrow, NarrowIndices
+from memfit.kernels.norms import CUDNN_BATCH_NORM, BatchNormAgain, LayerNormAgain
+from memfit.kernels.sliced_convolution import ConvolutionBackwardInSlices, ConvolutionInSlices
 from memfit.passes.rewriter import Rewriter
 from memfit.passes.variants.attention_kernels import FUSED_FORWARDS, offer_kernels
 from memfit.passes.variants.attention_slices import FUSED_BACKWARDS, offer_attention_slices
@@ -99,7 +103,7 @@ def _offer_inplace(rewriter: Rewriter, op: Op, call: OpCall) -> None:
         argument = call.args[position] if position < len(call.args) else None
         if isinstance(argument, Ref) and rewriter.can_overwrite(argument.tensor, output):
             variant = Variant(name="in place", inputs=op.inputs, outputs=op.outputs, inplace_of=((output, argument.tensor),))
-            rewriter.add_variant(op.id, variant, replace(call, target=impl.InPlace(overload, keyword, position)))
+            rewriter.add_variant(op.id, variant, replace(call, target=InPlace(overload, keyword, position)))
 
 
 def _offer_relu_bits(rewriter: Rewriter, op: Op, call: OpCall) -> None:
@@ -107,31 +111,29 @@ def _offer_relu_bits(rewriter: Rewriter, op: Op, call: OpCall) -> None:
     gradient, output, threshold = call.args[0], call.args[1], call.args[2]
     sample = rewriter.sample(output.tensor)
     maker = rewriter.maker_of(output.tensor)
-    if threshold != 0 or maker is None or not rewriter.is_large(output.tensor) or not _is_dense(sample):
+    if threshold != 0 or maker is None or not rewriter.is_large(output.tensor) or not is_dense(sample):
         return
     root = maker.outputs[0]
-    bits = _add_bits(rewriter, maker, root, impl.pack_positive, sample)
-    like = (tuple(sample.shape), tuple(sample.stride()))
+    bits = _add_bits(rewriter, maker, root, PackSigns(), sample)
+    target = ReluGradientFromBits(tuple(sample.shape), tuple(sample.stride()))
     variant = Variant(name="from bits", inputs=(gradient.tensor, bits), outputs=op.outputs)
-    rewriter.add_variant(
-        op.id, variant, replace(call, target=impl.threshold_backward_from_bits, args=(gradient, Ref(bits), like), kwargs={})
-    )
+    rewriter.add_variant(op.id, variant, replace(call, target=target, args=(gradient, Ref(bits)), kwargs={}))
 
 
 def _offer_dropout_bits(rewriter: Rewriter, op: Op, call: OpCall) -> None:
     """native_dropout_backward(gradient, mask, scale): a mask of bytes packed into bits."""
     gradient, mask, scale = call.args
     sample, maker = rewriter.sample(mask.tensor), rewriter.maker_of(mask.tensor)
-    if maker is None or sample.dtype is not torch.bool or not rewriter.is_large(mask.tensor) or not _is_dense(sample):
+    if maker is None or sample.dtype is not torch.bool or not rewriter.is_large(mask.tensor) or not is_dense(sample):
         return
-    bits = _add_bits(rewriter, maker, mask.tensor, impl.pack_bits, sample)
-    like = (tuple(sample.shape), tuple(sample.stride()))
+    bits = _add_bits(rewriter, maker, mask.tensor, PackMask(), sample)
+    target = DropoutGradientFromBits(tuple(sample.shape), tuple(sample.stride()))
     variant = Variant(name="from bits", inputs=(gradient.tensor, bits), outputs=op.outputs)
-    rewriter.add_variant(op.id, variant, replace(call, target=impl.dropout_backward_from_bits, args=(gradient, Ref(bits), scale, like)))
+    rewriter.add_variant(op.id, variant, replace(call, target=target, args=(gradient, Ref(bits), scale)))
 
 
-def _add_bits(rewriter: Rewriter, maker: Op, tensor: int, pack: Callable[..., Any], sample: torch.Tensor) -> int:
-    size = impl.packed_bytes(sample.numel())
+def _add_bits(rewriter: Rewriter, maker: Op, tensor: int, pack: Implementation, sample: torch.Tensor) -> int:
+    size = count_packed_bytes(sample.numel())
     like = torch.empty((size,), dtype=torch.uint8, device="meta")
     bits = rewriter.new_tensor(round_up(size, rewriter.granularity), like, "sign bits")
     rewriter.add_after(maker.id, "memfit.pack_bits", (tensor,), (bits,), OpCall(target=pack, args=(Ref(tensor),), outputs=(bits,)))
@@ -146,14 +148,17 @@ def _offer_narrow_indices(rewriter: Rewriter, op: Op, call: OpCall) -> None:
     dtype = torch.int16 if plane < 2**15 else torch.int32
     if maker is None or sample.dtype is not torch.int64 or plane >= 2**31 or not rewriter.is_large(indices.tensor):
         return
-    like = torch.empty_strided(sample.shape, sample.stride(), dtype=dtype, device="meta")
+    like = make_like(sample, dtype=dtype, device="meta")
     narrow = rewriter.new_tensor(allocated_bytes(like, rewriter.granularity), like, "narrow indices")
-    target = partial(impl.narrow_indices, dtype=dtype)
     rewriter.add_after(
-        maker.id, "memfit.narrow_indices", (indices.tensor,), (narrow,), OpCall(target=target, args=(indices,), outputs=(narrow,))
+        maker.id,
+        "memfit.narrow_indices",
+        (indices.tensor,),
+        (narrow,),
+        OpCall(target=NarrowIndices(dtype), args=(indices,), outputs=(narrow,)),
     )
     inputs = tuple(narrow if t == indices.tensor else t for t in op.inputs)
-    call = replace(call, target=impl.max_pool_backward_from_narrow, args=(*call.args[:-1], Ref(narrow)))
+    call = replace(call, target=MaxPoolGradientFromNarrow(), args=(*call.args[:-1], Ref(narrow)))
     rewriter.add_variant(op.id, Variant(name="narrow indices", inputs=inputs, outputs=op.outputs), call)
 
 
@@ -167,9 +172,9 @@ def _offer_norm_apply(rewriter: Rewriter, op: Op, call: OpCall) -> None:
     args = (x, weight, bias, Ref(mean), Ref(deviation))  # type: ignore[arg-type]
     inputs = tuple(dict.fromkeys(a.tensor for a in args))
     if "layer_norm" in op.name:
-        target: Callable[..., Any] = impl.layer_norm_apply
+        target: Implementation = LayerNormAgain()
     else:
-        target, args = impl.batch_norm_apply, (*args, call.args[7])  # type: ignore[assignment]
+        target, args = BatchNormAgain(), (*args, call.args[7])  # type: ignore[assignment]
     rewriter.add_after(op.id, "memfit.norm_apply", inputs, (output,), OpCall(target=target, args=args, outputs=(output,)))
 
 
@@ -189,7 +194,7 @@ def _offer_without_copies(rewriter: Rewriter, op: Op, call: OpCall) -> None:
     """Convolutions by other algorithms; over slices only where PyTorch would make an operand dense first, all of it at once."""
     offer_algorithms(rewriter, op, call)
     operands = (rewriter.sample(a.tensor) for a in call.args[:2])
-    if not all(_is_dense(sample) for sample in operands):
+    if not all(is_dense(sample) for sample in operands):
         _offer_sliced(rewriter, op, call)
 
 
@@ -201,14 +206,8 @@ def _sliced(rewriter: Rewriter, op: Op, call: OpCall) -> OpCall | None:
     batch = rewriter.sample(x.tensor).shape[0]
     if batch < _LEAST_BATCH or not rewriter.is_large(x.tensor):
         return None
-    inner = impl.convolution_backward_in_slices if backward else impl.convolution_in_slices
-    return replace(call, target=partial(inner, min(_NUM_SLICES, batch)))
-
-
-def _is_dense(sample: torch.Tensor) -> bool:
-    """Every element once, in some order: bits can follow memory order."""
-    extent = 1 + sum((n - 1) * s for n, s in zip(sample.shape, sample.stride(), strict=True)) if sample.numel() else 0
-    return extent == sample.numel()
+    inner = ConvolutionBackwardInSlices if backward else ConvolutionInSlices
+    return replace(call, target=inner(min(_NUM_SLICES, batch)))
 
 
 _SAME_BITS: dict[Any, Callable[[Rewriter, Op, OpCall], None]] = {
@@ -219,7 +218,7 @@ _SAME_BITS: dict[Any, Callable[[Rewriter, Op, OpCall], None]] = {
 _OTHER_ROUNDING: dict[Any, Callable[[Rewriter, Op, OpCall], None]] = {
     aten.native_layer_norm.default: _offer_norm_apply,
     aten._native_batch_norm_legit_functional.default: _offer_norm_apply,
-    cudnn_batch_norm: _offer_norm_apply,
+    CUDNN_BATCH_NORM: _offer_norm_apply,
     aten.convolution.default: _offer_less_workspace,
     aten.convolution_backward.default: _offer_less_workspace,
     aten._softmax.default: offer_fused_attention,

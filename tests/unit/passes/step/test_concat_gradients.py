@@ -16,7 +16,7 @@ from memfit.capture.inputs import Call
 from memfit.compilers.inductor.compiler import Inductor
 from memfit.core.costs import uniform_costs
 from memfit.core.simulate import simulate
-from memfit.kernels import implementations as impl
+from memfit.kernels.concat_gradients import GradientOfPart
 from memfit.passes.regions.regions import with_regions
 from memfit.passes.step.concat_gradients import with_gradients_by_parts
 from memfit.passes.variants.registry import add_variants, with_library_forms
@@ -78,7 +78,7 @@ def by_parts(captured: Captured, *, compiled: bool = False) -> Captured | None:
 
 
 def is_by_parts(captured: Captured) -> int:
-    return sum(call.target is impl.gradient_of_part for call in captured.calls)
+    return sum(isinstance(call.target, GradientOfPart) for call in captured.calls)
 
 
 def assert_plain_gradients(captured: Captured, model: nn.Module, call: Call, variant: str = "") -> int:
@@ -122,7 +122,7 @@ def test_a_small_unet(layout: torch.memory_format, compiled: bool, variant: str)
     assert is_by_parts(found) == 4
     assert sum(v.name == "from parts" for op in found.graph.ops for v in op.variants) == 2
     for op in found.graph.ops:  # channels that follow each other stay so
-        if found.calls[op.id].target is impl.gradient_of_part:
+        if isinstance(found.calls[op.id].target, GradientOfPart):
             sample = found.samples[op.outputs[0]]
             assert sample is not None
             assert sample.is_contiguous(memory_format=layout)
@@ -245,7 +245,7 @@ def test_forms_that_were_offered_before_stay_and_costs_know_the_parts() -> None:
     assert names.count("from parts") == 2
     assert "8 slices" in names
     costs, whole = roofline(found, "h200"), roofline(step(model, call), "h200")
-    parts = [op.id for op in found.graph.ops if found.calls[op.id].target is impl.gradient_of_part]
+    parts = [op.id for op in found.graph.ops if isinstance(found.calls[op.id].target, GradientOfPart)]
     assert min(costs.op_time_ns[op] for op in parts) > 0
     assert sum(costs.op_time_ns) < 1.2 * sum(whole.op_time_ns)
     assert len({signature(found, op) for op in parts}) == 4  # measured each by itself
@@ -276,8 +276,9 @@ def test_the_kernel_works_in_the_layout_that_is_asked_for(layout: torch.memory_f
     geometry = ([1, 1], [width // 2, width // 2], [1, 1], False, [0, 0], 1)
     shape = (2, 5, 12, 12)
     strides = torch.empty(shape).contiguous(memory_format=layout).stride()
+    of_part = GradientOfPart(start=3, stop=8, shape=shape, strides=strides, stride=(1, 1), padding=(width // 2,) * 2, dilation=(1, 1))
     with Layouts() as seen:
-        part = impl.gradient_of_part(gradient, weight, (3, 8), shape, strides, *geometry[:3])
+        part = of_part(gradient, weight)
     assert seen.strides == [strides]
     assert part.stride() == strides
     x = torch.zeros(2, 8, 12, 12).contiguous(memory_format=layout)

@@ -18,12 +18,13 @@ from memfit.compilers.inductor.compiler import Inductor
 from memfit.core.costs import uniform_costs
 from memfit.core.errors import IllegalSchedule
 from memfit.core.simulate import simulate
+from memfit.kernels.fused_attention import KERNELS, Kernel, Tensors
 from memfit.passes.regions.drop_dominated import without_dominated
 from memfit.passes.regions.regions import with_regions
 from memfit.passes.rewriter import Rewriter
 from memfit.passes.variants import attention_kernels
 from memfit.passes.variants import registry as variants
-from memfit.passes.variants.attention_kernels import KERNELS, Kernel, Tensors, offer_kernels
+from memfit.passes.variants.attention_kernels import offer_kernels
 from memfit.planning import plan
 from memfit.planning.model.to_schedule import schedule_from_ops
 

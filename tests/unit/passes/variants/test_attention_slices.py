@@ -12,7 +12,7 @@ from memfit.capture.capture import capture
 from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call
 from memfit.core.simulate import simulate
-from memfit.passes.variants.attention_slices import attention_backward_in_slices
+from memfit.kernels.attention_slices import AttentionBackwardInSlices
 from memfit.passes.variants.registry import add_variants
 from memfit.planning.model.to_schedule import schedule_from_ops
 from memfit.profile.roofline import roofline
@@ -87,7 +87,7 @@ def test_slices_of_any_number_and_type(num_slices: int, dtype: torch.dtype) -> N
     scores = (leaves[0] @ leaves[1].transpose(-2, -1) / 2).masked_fill(~allowed, float("-inf"))
     (torch.ops.aten._safe_softmax.default(scores, -1) @ leaves[2]).backward(gradient.double())
     strides = tuple(tuple(x.transpose(1, 2).contiguous().transpose(1, 2).stride()) for x in (q, k, v))
-    made = attention_backward_in_slices(num_slices, gradient, q, k, v, allowed, False, 0.5, (*strides, ()))
+    made = AttentionBackwardInSlices(num_slices, (*strides, ()))(gradient, q, k, v, allowed, False, 0.5)
     assert made[3] is None
     for ours, leaf, stride in zip(made[:3], leaves, strides, strict=True):
         assert ours is not None

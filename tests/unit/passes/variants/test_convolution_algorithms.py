@@ -8,7 +8,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +21,15 @@ from memfit.capture.inputs import Call
 from memfit.compilers.inductor.compiler import Inductor
 from memfit.core.graph import Op
 from memfit.core.simulate import simulate
+from memfit.kernels import convolution_algorithms as kernels
 from memfit.kernels import cudnn as cudnn_algorithms
+from memfit.kernels.convolution_algorithms import Choice, ConvolutionBackwardBy, ConvolutionBy, _expect_strides
 from memfit.kernels.cudnn import Algorithm, Convolution, CudnnError, Library, Pass, strides_of
 from memfit.passes.regions.regions import with_regions
 from memfit.passes.variants import convolution_algorithms
 from memfit.passes.variants.convolution_algorithms import (
-    Choice,
-    _as_expected,
     _strides_of_part,
     by_limit,
-    convolution_backward_by,
-    convolution_by,
     few,
 )
 from memfit.passes.variants.registry import add_variants, with_library_forms
@@ -57,7 +54,8 @@ def cudnn(tmp_path_factory: pytest.TempPathFactory) -> Library:
 @pytest.fixture
 def here(cudnn: Library, monkeypatch: pytest.MonkeyPatch) -> Library:
     """As if this machine had a cuDNN for the host's memory."""
-    monkeypatch.setattr(convolution_algorithms, "library", lambda: cudnn)
+    for module in (convolution_algorithms, kernels):
+        monkeypatch.setattr(module, "library", lambda: cudnn)
     return cudnn
 
 
@@ -190,11 +188,11 @@ def test_every_algorithm_gives_what_aten_gives(here: Library, case: dict[str, An
     for number in (7, 6, 1):
         one = {p: next(a for a in here.algorithms(layer, p) if a.number == number) for p in Pass}
         choice = Choice(convolution=layer, algorithms=((forward, one[forward]),), strides=(expected.stride(),))
-        made = convolution_by(choice, x, weight, bias, *settings)
+        made = ConvolutionBy(choice)(x, weight, bias, *settings)
         assert made.stride() == expected.stride()
         torch.testing.assert_close(made, expected)
         both = Choice(convolution=layer, algorithms=((back, one[back]), (Pass.FILTER, one[Pass.FILTER])), strides=strides)
-        for a, b in zip(convolution_backward_by(both, gradient, x, weight, *rest), wanted, strict=True):
+        for a, b in zip(ConvolutionBackwardBy(both)(gradient, x, weight, *rest), wanted, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
@@ -227,13 +225,13 @@ def test_an_algorithm_that_does_not_run_is_done_by_pytorch(here: Library) -> Non
     refused = Choice(convolution=layer, algorithms=((Pass.FORWARD, named(5, 0)),), strides=((),))
     object.__setattr__(refused, "strides", ((6 * 9 * 8, 72, 8, 1),))
     expected = aten.convolution.default(x, weight, bias, *settings)
-    assert torch.equal(convolution_by(refused, x, weight, bias, *settings), expected)
+    assert torch.equal(ConvolutionBy(refused)(x, weight, bias, *settings), expected)
     both = Choice(
         convolution=layer, algorithms=((Pass.DATA, named(5, 0)), (Pass.FILTER, named(5, 0))), strides=(x.stride(), weight.stride())
     )
     gradient, rest = torch.randn_like(expected), ([6], *settings, [True, True, True])
     for a, b in zip(
-        convolution_backward_by(both, gradient, x, weight, *rest),
+        ConvolutionBackwardBy(both)(gradient, x, weight, *rest),
         aten.convolution_backward.default(gradient, x, weight, *rest),
         strict=True,
     ):
@@ -287,9 +285,9 @@ def test_parts_of_a_concatenation_are_read_where_they_lie(here: Library, case: d
     choice = Choice(convolution=layer, algorithms=((back, named(1, 0)), (Pass.FILTER, named(1, 0))), strides=strides)
     dense = replace(layer, input_strides=(), output_strides=())
     with pytest.raises(CudnnError, match="instead of"):
-        _as_expected(choice, x, layer.input_strides)
+        _expect_strides(choice, x, layer.input_strides)
     for strided in (choice, replace(choice, convolution=dense)):
-        made = convolution_backward_by(strided, far, near, weight, *rest)
+        made = ConvolutionBackwardBy(strided)(far, near, weight, *rest)
         for a, b in zip(made, wanted, strict=True):
             torch.testing.assert_close(a, b)
 
@@ -377,8 +375,8 @@ def test_the_workspace_is_weighed_with_the_op(here: Library, position: int, tmp_
     assert len(offered) == 2
     for op, variant in offered:
         target = captured.call(op, variant).target
-        assert isinstance(target, partial)
-        expected, found = target.args[0].workspace_bytes, costs.workspace(op, variant)
+        assert isinstance(target, (ConvolutionBy, ConvolutionBackwardBy))
+        expected, found = target.choice.workspace_bytes, costs.workspace(op, variant)
         assert expected == (0 if position else 4 * 2 * 3 * 64 * 64 // 10)
         assert abs(found - expected) < 1000  # the weight's gradient is not there yet when that of the input is made
 

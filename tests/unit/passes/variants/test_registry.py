@@ -17,7 +17,8 @@ from memfit.core.costs import uniform_costs
 from memfit.core.errors import IllegalSchedule
 from memfit.core.graph import Op
 from memfit.core.simulate import simulate
-from memfit.kernels import implementations as impl
+from memfit.kernels.bits import PackSigns, ReluGradientFromBits, count_packed_bytes
+from memfit.kernels.sliced_convolution import ConvolutionBackwardInSlices, ConvolutionInSlices
 from memfit.passes.step.chunked_loss import with_chunked_loss
 from memfit.passes.variants.registry import add_variants, with_sliced_convolutions
 from memfit.pipeline.prepare import Task
@@ -185,16 +186,16 @@ def test_the_chunked_offer_goes_below_the_plain_minimum() -> None:
 def test_bits_round_trip(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)
     gradient = torch.randn(shape)
-    packed = impl.pack_positive(x)
-    assert packed.numel() == impl.packed_bytes(x.numel())
-    found = impl.threshold_backward_from_bits(gradient, packed, (tuple(x.shape), tuple(x.stride())))
+    packed = PackSigns()(x)
+    assert packed.numel() == count_packed_bytes(x.numel())
+    found = ReluGradientFromBits(tuple(x.shape), x.stride())(gradient, packed)
     assert torch.equal(found, aten.threshold_backward.default(gradient, x.relu(), 0))
 
 
 def test_bits_in_channels_last() -> None:
     x = torch.randn(2, 8, 3, 3).to(memory_format=torch.channels_last)
     gradient = torch.randn(2, 8, 3, 3)
-    found = impl.threshold_backward_from_bits(gradient, impl.pack_positive(x), (tuple(x.shape), tuple(x.stride())))
+    found = ReluGradientFromBits(tuple(x.shape), x.stride())(gradient, PackSigns()(x))
     assert torch.equal(found, aten.threshold_backward.default(gradient, x.relu(), 0))
 
 
@@ -236,9 +237,9 @@ def test_slices_of_any_batch(batch: int) -> None:
     x, weight, bias = torch.randn(batch, 3, 6, 6), torch.randn(5, 3, 3, 3), torch.randn(5)
     settings = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
     whole = aten.convolution.default(x, weight, bias, *settings)
-    torch.testing.assert_close(impl.convolution_in_slices(min(8, batch), x, weight, bias, *settings), whole)
+    torch.testing.assert_close(ConvolutionInSlices(min(8, batch))(x, weight, bias, *settings), whole)
     gradient = torch.randn_like(whole)
     rest = ([5], *settings, [True, True, True])
-    ours = impl.convolution_backward_in_slices(min(8, batch), gradient, x, weight, *rest)
+    ours = ConvolutionBackwardInSlices(min(8, batch))(gradient, x, weight, *rest)
     for a, b in zip(ours, aten.convolution_backward.default(gradient, x, weight, *rest), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,125 @@
+"""Linear layer + cross entropy a chunk of rows at a time: the logits never exist whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from memfit.kernels.implementation import HALF, Implementation, Work, count_bytes
+
+_FORWARD_BYTES, _BACKWARD_BYTES = (12, 16), (28, 34)
+"""Written and read for each logit, in 32 bits and in 16: product, cast, softmax; scaling, cast back, two more products."""
+
+_LAUNCHES = 8  # for each chunk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkedLoss(Implementation):
+    """(cross entropy of hidden @ weight, number of targets that count)."""
+
+    num_chunks: int
+    reduction: int  # 1 for the mean, else the sum
+    ignore: int
+    dtype: torch.dtype
+
+    def __call__(self, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total = torch.zeros((), dtype=self.dtype, device=hidden.device)
+        for rows, labels in zip(hidden.chunk(self.num_chunks), target.chunk(self.num_chunks), strict=True):
+            logits = torch.mm(rows, weight).to(self.dtype)
+            total += torch.nn.functional.cross_entropy(logits, labels, ignore_index=self.ignore, reduction="sum")
+            del logits
+        count = (target != self.ignore).sum().to(self.dtype)
+        return (total / count if self.reduction == 1 else total), count
+
+    def work(self, made: Any, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> Work:
+        chunk_bytes = 12 * count_chunk_logits(hidden, weight, self.num_chunks)
+        moved_bytes = count_bytes((hidden, weight, target)) + count_bytes(made)
+        return work_in_chunks(
+            hidden,
+            weight,
+            num_products=1,
+            launches=_LAUNCHES * self.num_chunks,
+            workspace_bytes=chunk_bytes,
+            moved_bytes=moved_bytes,
+            bytes_per_logit=_FORWARD_BYTES[hidden.dtype in HALF],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkedLossBackward(Implementation):
+    """(gradient of the transposed weight, gradient of hidden); the weight's is added up in at least 32 bits."""
+
+    num_chunks: int
+    reduction: int
+    ignore: int
+    dtype: torch.dtype
+
+    def __call__(
+        self, tangent: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, count: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        scale = (tangent / count if self.reduction == 1 else tangent).to(self.dtype)
+        wide = torch.float32 if hidden.dtype in HALF else hidden.dtype
+        weight_gradient = torch.zeros((weight.shape[1], weight.shape[0]), dtype=wide, device=hidden.device)
+        hidden_gradient = torch.empty_like(hidden, memory_format=torch.contiguous_format)
+        for rows, labels, place in zip(*(x.chunk(self.num_chunks) for x in (hidden, target, hidden_gradient)), strict=True):
+            change = torch.softmax(torch.mm(rows, weight).to(self.dtype), 1)
+            counted = labels != self.ignore
+            safe = torch.where(counted, labels, 0).unsqueeze(1)
+            change.scatter_add_(1, safe, torch.full_like(safe, -1, dtype=self.dtype))
+            change.mul_((counted * scale).unsqueeze(1))
+            narrow = change.to(hidden.dtype)
+            del change
+            torch.mm(narrow, weight.t(), out=place)
+            add_product(weight_gradient, narrow.t(), rows)
+            del narrow
+        return weight_gradient.to(hidden.dtype), hidden_gradient
+
+    def work(
+        self, made: Any, tangent: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, count: torch.Tensor
+    ) -> Work:
+        chunk_bytes = 12 * count_chunk_logits(hidden, weight, self.num_chunks)
+        moved_bytes = count_bytes((tangent, hidden, weight, target, count)) + count_bytes(made)
+        return work_in_chunks(
+            hidden,
+            weight,
+            num_products=3,
+            launches=_LAUNCHES * self.num_chunks,
+            workspace_bytes=chunk_bytes + 4 * weight.numel(),
+            moved_bytes=moved_bytes,
+            bytes_per_logit=_BACKWARD_BYTES[hidden.dtype in HALF],
+        )
+
+
+def add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """total += a @ b, in the type of `total`."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+    else:
+        total += torch.mm(a, b)
+
+
+def count_chunk_logits(hidden: torch.Tensor, weight: torch.Tensor, num_chunks: int) -> int:
+    return -(-hidden.shape[0] // num_chunks) * weight.shape[1]
+
+
+def work_in_chunks(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    num_products: int,
+    launches: int,
+    workspace_bytes: int,
+    moved_bytes: int,
+    bytes_per_logit: int,
+) -> Work:
+    """Products of hidden and weight, and between them passes over a chunk's logits: one after another, not at the same time."""
+    num_logits = hidden.shape[0] * weight.shape[1]
+    return Work(
+        flops=2.0 * num_products * num_logits * hidden.shape[-1],
+        launches=launches,
+        workspace_bytes=workspace_bytes,
+        half=hidden.dtype in HALF,
+        then=(Work(moved_bytes=moved_bytes + bytes_per_logit * num_logits, launches=0),),
+    )
