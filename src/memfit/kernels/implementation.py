@@ -17,7 +17,12 @@ from torch.utils.flop_counter import flop_registry
 
 from memfit.torch_private.trees import leaves_of
 
+aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
+_COUNTED_AS = {  # not in PyTorch's table, with the arguments of one that is
+    aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: aten._scaled_dot_product_flash_attention_backward,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +87,8 @@ def work_of(target: Any, made: Any, args: tuple[Any, ...], kwargs: Mapping[str, 
 
 def count_flops(op: Any, made: Any, *args: Any, **kwargs: Any) -> float:
     """Of one of PyTorch's ops, by PyTorch's own table. Shapes will do in place of samples."""
-    formula = flop_registry.get(getattr(op, "overloadpacket", None))
+    packet: Any = getattr(op, "overloadpacket", None)
+    formula = flop_registry.get(_COUNTED_AS.get(packet, packet))
     return 0.0 if formula is None else float(formula(*args, **kwargs, out_val=made))
 
 

@@ -188,3 +188,9 @@ def test_work_counts_every_tensor_once() -> None:
     assert work_of(aten.relu.default, x, (x,), {}) == Work(moved_bytes=8 * 32)
     product = work_of(aten.mm.default, torch.empty(4, 2, device="meta"), (x, y), {})
     assert (product.flops, product.half) == (2 * 4 * 8 * 2, True)
+
+
+def test_attention_on_the_cpu_is_counted_as_any_other() -> None:
+    q = torch.empty(2, 3, 16, 4, device="meta")
+    flash = aten._scaled_dot_product_flash_attention_for_cpu.default
+    assert work_of(flash, (q, q), (q, q, q, 0.0, True), {}).flops == 4 * q.numel() * 16
