@@ -14,6 +14,7 @@ STDLIB_LIKE = {"__future__"}
 # room -> rooms of memfit it may import from, besides itself
 ROOMS = {
     "core": set(),
+    "lazy.py": set(),
     "torch_private": {"core"},
     "jit": set(),
     "chain": {"core", "jit"},
@@ -35,6 +36,7 @@ EXTRA: dict[str, set[str]] = {}
 # room -> libraries beyond the standard one
 LIBRARIES = {
     "core": {"numpy"},
+    "lazy.py": set(),
     "torch_private": {"torch"},
     "jit": {"numba"},
     "chain": {"numpy", "scipy", "torch", "rich"},
@@ -52,7 +54,7 @@ LIBRARIES = {
     "report": {"numpy", "rich", "jinja2", "matplotlib"},
 }
 LIBRARY_FILES = {"ortools": 1, "checkpoint_schedules": 1, "dask": 1, "distributed": 1}  # behind at most this many files in the house
-OPEN_ROOMS = {"cli", "schedules", "pipeline", "api.py", "backend.py", "__init__.py", "__main__.py", "lazy.py"}
+OPEN_ROOMS = {"cli", "schedules", "pipeline", "api.py", "backend.py", "__init__.py", "__main__.py"}
 
 
 def _imports(path: Path) -> set[str]:
