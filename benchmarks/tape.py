@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.lib.results import path_of, provenance, write_results
 from memfit import planning, tape
-from memfit.chain.revolve import num_forwards
+from memfit.chain.strategies.revolve import num_forwards
 from memfit.core.costs import Costs
 from memfit.core.graph import Graph
 from memfit.core.plan import Layout, Plan
@@ -36,8 +36,8 @@ from memfit.tape.memory.byte_trace import trace
 from memfit.tape.memory.modes import Mode, compare, planless_modes, planned_mode
 from memfit.tape.ops import activations, elementwise, views
 from memfit.tape.ops.broadcast import sum_over
+from memfit.tape.plain_schedules import drop_early, keep_all, recomputations
 from memfit.tape.program import Program
-from memfit.tape.schedules import drop_early, keep_all, recomputations
 
 SEED = 0
 MOST_OPS_PLANNED = 3_000

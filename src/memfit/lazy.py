@@ -1,7 +1,7 @@
 """Names that load their files on first use: of a package, or of the algorithms that a door offers by name.
 
 __getattr__, __dir__, __all__ = load_on_use(__name__, {"api": ("schedule",), "trees.read": ("read_tasks",)})
-PLANNERS = Registry({"revolve": "memfit.chain.revolve:plan_revolve"})        PLANNERS["revolve"](chain)
+PLANNERS = Registry({"revolve": "memfit.chain.strategies.revolve:plan_revolve"})        PLANNERS["revolve"](chain)
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from memfit.chain import Chain, StorageLevel, plan_hrevolve, plan_online, plan_r
 from memfit.core import Unsupported
 
 cs = pytest.importorskip("checkpoint_schedules")
-from memfit.chain.actions import ActionSchedule  # noqa: E402
+from memfit.chain.checkpoint_schedules_actions import ActionSchedule  # noqa: E402
 
 
 class Executor:

@@ -10,10 +10,10 @@ import pytest
 from tests.oracle.chain_search import cheapest
 
 from memfit.chain import Chain, StorageLevel, cost_of, disk_chain, plan_disk_revolve, plan_hrevolve, plan_revolve, single_level
-from memfit.chain.crossed import make_crossed_tables, relaxed_bound
-from memfit.chain.exhaustive import search as exhaustive_search
-from memfit.chain.hrevolve import make_tables, sorted_levels
-from memfit.chain.moves import count
+from memfit.chain.moves import count_moves
+from memfit.chain.strategies.exhaustive import search_all as exhaustive_search
+from memfit.chain.strategies.hrevolve import make_tables, sort_levels
+from memfit.chain.strategies.unsorted_levels import make_slot_tables, relaxed_bound
 from memfit.core import Status
 
 
@@ -82,14 +82,14 @@ def test_crossed_table_is_as_good_as_exhaustive_search() -> None:
     while checked < 100:
         chain = random_chain(rng, 4, "crossed")
         slots = tuple(chain.capacity(k) for k in range(len(chain.levels)))
-        if sorted_levels(chain) is None and chain.num_steps:
-            tables = make_crossed_tables(chain)
+        if sort_levels(chain) is None and chain.num_steps:
+            tables = make_slot_tables(chain)
             assert tables.best[slots][-1] == search(chain)
             found = exhaustive_search(chain)
             assert found is not None
-            assert cost_of(chain, count(found[1], len(slots))) == found[0] == tables.best[slots][-1]
+            assert cost_of(chain, count_moves(found[1], len(slots))) == found[0] == tables.best[slots][-1]
             assert relaxed_bound(chain) <= found[0]
-            assert cost_of(chain, count(tables.moves(), len(slots))) == found[0]
+            assert cost_of(chain, count_moves(tables.moves(), len(slots))) == found[0]
             checked += 1
 
 
@@ -136,7 +136,7 @@ def test_two_tables_agree_where_both_apply() -> None:
     rng = random.Random(5)
     for _ in range(25):
         chain = random_chain(rng, 30, "sorted")
-        if sorted_levels(chain):
+        if sort_levels(chain):
             slots = tuple(chain.capacity(k) for k in range(len(chain.levels)))
-            crossed = make_crossed_tables(chain).best[slots]
+            crossed = make_slot_tables(chain).best[slots]
             assert crossed[-1] == make_tables(chain).optimum[-1]

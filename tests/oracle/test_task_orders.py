@@ -27,7 +27,7 @@ from memfit.tasks import (
     spill_plan,
     task_graph,
 )
-from memfit.tasks.model import TaskGraph
+from memfit.tasks.graph import TaskGraph
 from memfit.tasks.sequential.series_parallel import series_parallel_order as sp_order
 
 

@@ -15,8 +15,8 @@ from memfit.tape.memory.modes import Mode, planless_modes, planned_mode
 from memfit.tape.memory.sharing_tags import share_tags
 from memfit.tape.ops import activations, elementwise, views
 from memfit.tape.ops.broadcast import sum_over
+from memfit.tape.plain_schedules import drop_early, recompute_dropped
 from memfit.tape.program import Program
-from memfit.tape.schedules import drop_early, recompute_dropped
 
 UNARY: list[Callable[[Array], Array]] = [
     activations.relu, activations.tanh, activations.sigmoid, activations.softmax, elementwise.sin, lambda x: x * 0.5, lambda x: x**2,

@@ -18,7 +18,7 @@ from memfit.tasks import (
     spill_plan,
     task_graph,
 )
-from memfit.tasks.model import TaskGraph
+from memfit.tasks.graph import TaskGraph
 
 
 @st.composite

@@ -20,7 +20,7 @@ from distributed import Client, LocalCluster
 from benchmarks.lib.results import provenance, write_results
 from memfit.tasks import assembly_tree, harpoon, random_dag, schedule
 from memfit.tasks.dask.collections import Measured, compute, measure, workload
-from memfit.tasks.model import TaskGraph
+from memfit.tasks.graph import TaskGraph
 
 MB = 10**6
 PACKAGES = ("numpy", "dask", "distributed", "scipy", "pymetis")

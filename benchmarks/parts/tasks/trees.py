@@ -18,9 +18,9 @@ import scipy.sparse as sparse
 from benchmarks.lib.results import provenance, write_results
 from memfit.tasks import as_tree, assembly_tree, best_postorder, harpoon, judge_order, liu_order, random_tree, schedule, tree_graph
 from memfit.tasks.api import PARALLEL, run_parallel
+from memfit.tasks.graph import TaskGraph
 from memfit.tasks.judge import judge_parallel
-from memfit.tasks.model import TaskGraph
-from memfit.tasks.sequential.solve import solve
+from memfit.tasks.sequential.choose_algorithm import solve
 
 PACKAGES = ("numpy", "scipy", "numba", "pymetis", "cvxopt")
 DEBIAN_GRAPHS = Path("/usr/share/doc/libmetis-dev/examples/graphs")

@@ -1,4 +1,4 @@
-"""Backpropagation chains: when to keep a state, where, and when to compute it again. Every algorithm is one file.
+"""Backpropagation chains: when to keep a state, where, and when to compute it again. One file per algorithm, in `strategies/`.
 
 Chain (length, costs, levels)  ──plan_*──>  ChainPlan (cost, proof, lazily emitted moves and core steps)
 """
@@ -8,31 +8,29 @@ from __future__ import annotations
 from memfit.lazy import Registry, load_on_use
 
 _FILES = {
-    "disk_revolve": ("disk_chain", "plan_disk_revolve"),
-    "heterogeneous": ("Stage", "StagePlan", "plan_heterogeneous"),
-    "hrevolve": ("plan_hrevolve",),
-    "mixed": ("MixedPlan", "plan_mixed"),
     "moves": ("Advance", "Back", "Counts", "Drop", "Move", "Read", "Write"),
-    "online": ("OnlineCheckpoints", "plan_online"),
-    "periodic": ("plan_periodic",),
     "plan": ("ChainPlan", "cost_of"),
     "problem": ("Chain", "StorageLevel", "single_level"),
-    "recompute_all": ("plan_recompute_all",),
-    "revolve": ("plan_revolve",),
-    "sqrt": ("plan_sqrt",),
-    "store_all": ("plan_store_all",),
+    "strategies.disk_revolve": ("disk_chain", "plan_disk_revolve"),
+    "strategies.fixed_rules": ("plan_recompute_all", "plan_sqrt", "plan_store_all"),
+    "strategies.heterogeneous": ("Stage", "StagePlan", "plan_heterogeneous"),
+    "strategies.hrevolve": ("plan_hrevolve",),
+    "strategies.mixed": ("MixedPlan", "plan_mixed"),
+    "strategies.online": ("OnlineCheckpoints", "plan_online"),
+    "strategies.periodic": ("plan_periodic",),
+    "strategies.revolve": ("plan_revolve",),
 }
 
 PLANNERS = Registry(
     {
-        "h-revolve": "memfit.chain.hrevolve:plan_hrevolve",
-        "revolve": "memfit.chain.revolve:plan_revolve",
-        "disk-revolve": "memfit.chain.disk_revolve:plan_disk_revolve",
-        "periodic": "memfit.chain.periodic:plan_periodic",
-        "online": "memfit.chain.online:plan_online",
-        "sqrt": "memfit.chain.sqrt:plan_sqrt",
-        "store-all": "memfit.chain.store_all:plan_store_all",
-        "recompute-all": "memfit.chain.recompute_all:plan_recompute_all",
+        "h-revolve": "memfit.chain.strategies.hrevolve:plan_hrevolve",
+        "revolve": "memfit.chain.strategies.revolve:plan_revolve",
+        "disk-revolve": "memfit.chain.strategies.disk_revolve:plan_disk_revolve",
+        "periodic": "memfit.chain.strategies.periodic:plan_periodic",
+        "online": "memfit.chain.strategies.online:plan_online",
+        "sqrt": "memfit.chain.strategies.fixed_rules:plan_sqrt",
+        "store-all": "memfit.chain.strategies.fixed_rules:plan_store_all",
+        "recompute-all": "memfit.chain.strategies.fixed_rules:plan_recompute_all",
     }
 )
 """Every planner of a Chain by name; h-revolve is the optimal one for any chain."""

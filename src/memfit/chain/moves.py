@@ -1,4 +1,4 @@
-"""The instructions of a chain, as the papers write them; `steps.py` spells them out as the core's steps.
+"""The instructions of a chain, as the papers write them; `to_core.py` spells them out as the core's steps.
 
     Write(0, 1)  Advance(0, 7)  Back(7)  Read(0, 1)  Advance(0, 6)  Back(6)  ...
 
@@ -61,7 +61,7 @@ class Counts:
     reads: tuple[int, ...]
 
 
-def count(moves: Iterable[Move], num_levels: int) -> Counts:
+def count_moves(moves: Iterable[Move], num_levels: int) -> Counts:
     forward = backward = 0
     writes: Counter[int] = Counter()
     reads: Counter[int] = Counter()

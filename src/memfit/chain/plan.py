@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 
-from memfit.chain.moves import Counts, Move, count
-from memfit.chain.problem import Chain
-from memfit.chain.steps import chain_budget, chain_costs, chain_graph, level_steps, one_memory_steps
+from memfit.chain.moves import Counts, Move, count_moves
+from memfit.chain.problem import Chain, exact
+from memfit.chain.to_core import chain_budget, chain_costs, chain_graph, level_steps, one_memory_steps
 from memfit.core.errors import InfeasibleBudget
 from memfit.core.outcome import Status
 from memfit.core.plan import Plan, Timeline
@@ -45,7 +45,7 @@ class ChainPlan:
         return one_memory_steps(self.moves(), self.chain.num_steps, adjoint_in_place=same)
 
     def counts(self) -> Counts:
-        return count(self.moves(), len(self.chain.levels))
+        return count_moves(self.moves(), len(self.chain.levels))
 
     def require(self) -> None:
         """Raise the proof when there is no schedule."""
@@ -73,17 +73,34 @@ class ChainPlan:
 
 def cost_of(chain: Chain, counts: Counts) -> float:
     """The papers' cost of a schedule from what it does, summed without rounding until the end."""
-
-    def exact(value: float) -> Fraction:
-        return Fraction(repr(value) if isinstance(value, float) else value)
-
     total = counts.num_forward * exact(chain.forward_cost) + counts.num_backward * exact(chain.backward_cost)
     for level, writes, reads in zip(chain.levels, counts.writes, counts.reads, strict=True):
         total += writes * exact(level.write_cost) + reads * exact(level.read_cost)
     return int(total) if total.denominator == 1 else float(total)
 
 
-def infeasible(algorithm: str, chain: Chain, reason: str) -> ChainPlan:
+def set_against_bound(
+    algorithm: str, chain: Chain, cost: float, bound: float, emit: Callable[[], Iterator[Move]], *, begin: float, reason: str
+) -> ChainPlan:
+    """A plan that began to be made at `begin` (of `time.perf_counter`); optimal where its cost meets the bound."""
+    return ChainPlan(
+        algorithm=algorithm,
+        chain=chain,
+        status=Status.OPTIMAL if cost <= bound else Status.FEASIBLE,
+        cost=_whole(cost),
+        lower_bound=_whole(bound),
+        emit=emit,
+        seconds=time.perf_counter() - begin,
+        reason=reason,
+    )
+
+
+def _whole(cost: float) -> float:
+    return int(cost) if math.isfinite(cost) and cost == int(cost) else cost
+
+
+def refuse(algorithm: str, chain: Chain, reason: str) -> ChainPlan:
+    """The answer that no schedule fits."""
     return ChainPlan(
         algorithm=algorithm,
         chain=chain,
@@ -95,8 +112,8 @@ def infeasible(algorithm: str, chain: Chain, reason: str) -> ChainPlan:
     )
 
 
-def no_slots(algorithm: str, chain: Chain) -> ChainPlan:
-    return infeasible(
+def refuse_no_slots(algorithm: str, chain: Chain) -> ChainPlan:
+    return refuse(
         algorithm,
         chain,
         f"0 slots in {len(chain.levels)} storage level(s) cannot reverse {chain.num_steps} steps: once x_0 has advanced, "

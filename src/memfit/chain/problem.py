@@ -87,13 +87,18 @@ def _check_cost(what: str, cost: float) -> None:
         raise BadInput(f"{what} is {cost!r}: costs are finite numbers, 0 or more.")
 
 
+def exact(cost: float) -> Fraction:
+    """The number as it is written: 0.1 is 1/10, not the nearest binary fraction."""
+    return Fraction(repr(cost) if isinstance(cost, float) else cost)
+
+
 def exact_scale(chain: Chain) -> int:
     """A factor that makes every cost a whole number, or 1 when none keeps sums exact in float64.
 
-    0.1 means 1/10 here: tables of whole numbers compare without rounding, so "optimal" is not up to a rounding error.
+    Tables of whole numbers compare without rounding, so "optimal" is not up to a rounding error.
     """
     costs = [chain.forward_cost, chain.backward_cost, *(c for x in chain.levels for c in (x.write_cost, x.read_cost))]
-    fractions = [Fraction(repr(c) if isinstance(c, float) else c) for c in costs]
+    fractions = [exact(c) for c in costs]
     scale = math.lcm(*(f.denominator for f in fractions))
     worst = chain.num_steps + 1
     bound = (
@@ -102,11 +107,11 @@ def exact_scale(chain: Chain) -> int:
     return scale if bound < EXACT_FLOAT else 1
 
 
-def scaled(chain: Chain, scale: int) -> Chain:
+def scale_costs(chain: Chain, scale: int) -> Chain:
     """The same chain with every cost multiplied by `scale`, exactly where that gives whole numbers."""
 
     def times(cost: float) -> float:
-        return float(Fraction(repr(cost) if isinstance(cost, float) else cost) * scale)
+        return float(exact(cost) * scale)
 
     if scale == 1:
         return chain

@@ -19,7 +19,7 @@ from memfit.cli.console import only_data_on_stdout
 from memfit.core.errors import InfeasibleBudget, MemfitError, NoPlanFound
 from memfit.lazy import Registry
 
-_SHARED = {"console", "step", "torch_demo", "training"}  # helpers of the commands, not commands
+_SHARED = {"console", "model_argument", "step_argument", "torch_demo"}  # helpers of the commands, not commands
 
 
 class _Commands(Registry):

@@ -178,7 +178,7 @@ def _no_plan(plan: Any, seconds: float) -> dict[str, Any]:
 
 
 def _print(plan: Any, data: dict[str, Any]) -> None:
-    from memfit.chain.trace import trace
+    from memfit.chain.spacetime import trace
     from memfit.report.spacetime import spacetime_text
 
     chain = plan.chain
@@ -216,7 +216,7 @@ def _save(plan: Any, output: Path, force: bool) -> None:
         save(plan.as_plan(), output, force=force)
         wrote(output)
     elif output.suffix == ".png":
-        from memfit.chain.trace import trace
+        from memfit.chain.spacetime import trace
         from memfit.report.spacetime import spacetime_png
 
         path = trace(plan)

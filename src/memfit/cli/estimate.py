@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from memfit.cli.console import JSON_OPTION, print_json
-from memfit.cli.training import MODEL_ARGUMENT, OPTIMIZER_OPTION, load_training
+from memfit.cli.model_argument import MODEL_ARGUMENT, OPTIMIZER_OPTION, load_training
 
 
 def command(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from memfit.cli.console import FORCE_OPTION, JSON_OPTION, OUTPUT_OPTION, print_json, wrote
-from memfit.cli.step import COSTS_OPTION, DEVICE_OPTION, RESERVE_OPTION, STEP_ARGUMENT, STEP_OPTIMIZER_OPTION, Step, load_step
+from memfit.cli.step_argument import COSTS_OPTION, DEVICE_OPTION, RESERVE_OPTION, STEP_ARGUMENT, STEP_OPTIMIZER_OPTION, Step, load_step
 from memfit.core.errors import BadInput
 from memfit.core.io import check_target, write_text
 from memfit.core.units import exact_bytes

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 import typer
 
 from memfit.cli.console import FORCE_OPTION, JSON_OPTION, OUTPUT_OPTION, print_json, print_table, wrote
-from memfit.cli.step import COSTS_OPTION, DEVICE_OPTION, RESERVE_OPTION, STEP_ARGUMENT, STEP_OPTIMIZER_OPTION, Step, load_step
+from memfit.cli.step_argument import COSTS_OPTION, DEVICE_OPTION, RESERVE_OPTION, STEP_ARGUMENT, STEP_OPTIMIZER_OPTION, Step, load_step
 from memfit.core.budget import Budget
 from memfit.core.errors import BadInput
 from memfit.core.graph import Graph

@@ -9,7 +9,7 @@ from typing import cast
 import typer
 
 from memfit.cli.console import FORCE_OPTION, JSON_OPTION, print_json, wrote
-from memfit.cli.step import COSTS_OPTION, DEVICE_OPTION, RESERVE_OPTION, STEP_ARGUMENT, STEP_OPTIMIZER_OPTION, load_step
+from memfit.cli.step_argument import COSTS_OPTION, DEVICE_OPTION, RESERVE_OPTION, STEP_ARGUMENT, STEP_OPTIMIZER_OPTION, load_step
 from memfit.core.io import check_target, load, write_text
 from memfit.core.plan import Plan
 
@@ -46,7 +46,7 @@ def command(
         write_text(report.png(title=plan.name), png, force=force)
         wrote(png, "" if html else f"memfit report {plan} {graph} --html report.html")
     if html:
-        from memfit.report.html import plan_html
+        from memfit.report.plan_page import plan_html
 
         write_text(plan_html(report, title=f"{plan.name} on {Path(graph).name}"), html, force=force)
         wrote(html)

@@ -10,7 +10,7 @@ from typing import Any, cast
 import typer
 
 from memfit.cli.console import JSON_OPTION, print_json
-from memfit.cli.training import MODEL_ARGUMENT, OPTIMIZER_OPTION, load_training
+from memfit.cli.model_argument import MODEL_ARGUMENT, OPTIMIZER_OPTION, load_training
 from memfit.core.errors import BadInput
 from memfit.core.io import load
 from memfit.core.plan import Plan

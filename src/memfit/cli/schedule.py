@@ -39,7 +39,7 @@ def command(
 
     from memfit.core.errors import BadInput
     from memfit.tasks.api import ALGORITHMS, schedule
-    from memfit.tasks.trees.read import read_tasks
+    from memfit.tasks.trees.read_files import read_tasks
 
     if algorithm not in ALGORITHMS:
         raise BadInput(f"--algorithm {algorithm[:40]!r} is unknown: choose one of {', '.join(ALGORITHMS)}.")

@@ -17,9 +17,9 @@ from typing import Any
 from memfit.core.budget import Budget
 from memfit.core.costs import Costs, Level
 from memfit.core.errors import BadInput
-from memfit.core.fields import WIDE, Fields
 from memfit.core.files import MAX_FILE_BYTES, check_target, read_text, write_text
 from memfit.core.graph import Graph, Kind, Op, Storage, Tensor, Variant
+from memfit.core.json_fields import WIDE, Fields
 from memfit.core.outcome import Outcome, Status
 from memfit.core.plan import Layout, Plan, Timeline
 from memfit.core.schedule import Compute, Free, Offload, Reload, Schedule, Step

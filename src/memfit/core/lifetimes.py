@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from memfit.core.costs import DEVICE, Costs, uniform_costs
 from memfit.core.errors import BadInput
-from memfit.core.forms import form_of
 from memfit.core.graph import Graph
+from memfit.core.op_forms import form_of
 from memfit.core.plan import Layout
 from memfit.core.schedule import Compute, Free, Reload, Schedule
 

@@ -27,8 +27,8 @@ from typing import NoReturn
 from memfit.core.budget import Budget
 from memfit.core.costs import DEVICE, Costs, check_costs, level_name, uniform_costs
 from memfit.core.errors import IllegalSchedule
-from memfit.core.forms import Form, form_of
 from memfit.core.graph import Graph, Kind
+from memfit.core.op_forms import Form, form_of
 from memfit.core.plan import Timeline
 from memfit.core.schedule import Compute, Free, Offload, Reload, Schedule, Step
 from memfit.core.units import format_bytes

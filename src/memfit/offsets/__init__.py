@@ -2,11 +2,9 @@
 
     buffers.csv ──> pack ──> Packing            graph + schedule ──> layout_plan ──> Layout (goes with the plan)
 
-One algorithm per file: `greedy` (orders with best fit), `local_search` (over insertion orders), `exact` and its compiled
-`kernel` (canonical tree search), `outward` (windows of time that grow), `glue` (boxes of buffers that hand over),
-`portfolio` with `tie_orders` (many such searches side by side), `cpsat` (optional), `colours` (free tags and
-liveness counters). `solve` strings them together for one arena; `door` is what callers use; the judges are
-`core.packing.check_packing` and `core.lifetimes.check_layout`.
+`api` is what callers use, `solve_arena` packs one arena: `greedy` orders with best fit, `local_search` over such orders, and
+`exact/`, many canonical tree searches side by side. `from_schedule` lays out a plan, `free_tags` is the register-allocation
+baseline. The judges are `core.packing.check_packing` and `core.lifetimes.check_layout`.
 """
 
 from __future__ import annotations

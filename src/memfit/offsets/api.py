@@ -17,8 +17,8 @@ from memfit.core.outcome import Status
 from memfit.core.packing import Buffer, Packing, Pair, check_packing
 from memfit.core.units import MAX_BYTES, format_bytes
 from memfit.offsets.problem import Ints, Problem, make_problem
-from memfit.offsets.sharing import Block, make_blocks, positions_of, shared_load
-from memfit.offsets.solve import Solution, solve
+from memfit.offsets.shared_blocks import Block, make_blocks, positions_of, shared_load
+from memfit.offsets.solve_arena import Solution, solve
 
 _MAX_TOTAL_BYTES = 2**61  # addresses and their sums stay inside 64 bits with room to spare
 _QUICK_S = 0.0

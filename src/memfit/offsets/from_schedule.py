@@ -22,7 +22,7 @@ from memfit.core.packing import Buffer
 from memfit.core.plan import Layout, Plan
 from memfit.core.schedule import Schedule
 from memfit.offsets.problem import make_problem
-from memfit.offsets.solve import solve
+from memfit.offsets.solve_arena import solve
 
 QUICK_S = 0.2
 """For the greedy orders that `memfit.plan` tries first for the layout it attaches to every plan."""

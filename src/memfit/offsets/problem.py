@@ -1,7 +1,7 @@
 """One arena's packing problem as plain arrays: what every algorithm of this folder works on.
 
 Times are ranks (0, 1, 2 ... of the distinct births and deaths), so nothing depends on their scale. Every buffer here has
-a positive size and a non-empty life; the door (`door.py`) takes the others out and puts them back.
+a positive size and a non-empty life; `api.pack` takes the others out and puts them back.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     x0  │ /___|________
         └──────────────> time
 
-One aggregator (`memfit.chain.trace`), many renderers: this file draws rows of numbers and knows no algorithm.
+One aggregator (`memfit.chain.spacetime`), many renderers: this file draws rows of numbers and knows no algorithm.
 """
 
 from __future__ import annotations

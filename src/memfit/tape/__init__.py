@@ -4,7 +4,7 @@ Tape ── operations ── gradients ──> compile_program ──> Graph, C
 """
 
 from memfit.tape.array import Array, Tape
-from memfit.tape.execute import Executor, evaluate
+from memfit.tape.executor import Executor, evaluate
 from memfit.tape.gradient import gradients, hessian, hessian_vector
 from memfit.tape.ops import operators as _operators
 from memfit.tape.program import Program, compile_program

@@ -19,7 +19,7 @@ import numpy as np
 
 from memfit.core.errors import BadInput, Unsupported
 from memfit.core.graph import Kind
-from memfit.tape.spec import Data, Shape, Spec, View
+from memfit.tape.array_view import Data, Shape, Spec, View
 
 Kernel = Callable[[Sequence[Data], Sequence[Data], Sequence[Data]], None]
 """`kernel(inputs, outputs, scratch)` fills the outputs. It allocates no array data: scratch is what it declared."""

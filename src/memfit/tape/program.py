@@ -16,7 +16,7 @@ from memfit.core.costs import Costs
 from memfit.core.errors import BadInput
 from memfit.core.graph import Graph, Kind, Op, Storage, Tensor, Variant
 from memfit.tape.array import Array, Kernel, Node, Tape
-from memfit.tape.spec import Data, Spec, View
+from memfit.tape.array_view import Data, Spec, View
 
 _FLOPS_PER_NS = 10.0
 _BYTES_PER_NS = 5.0

@@ -14,9 +14,8 @@ from memfit.core.errors import BadInput, InfeasibleBudget
 from memfit.core.outcome import Status
 from memfit.core.units import format_bytes
 from memfit.tasks.bounds import makespan_lower_bound
-from memfit.tasks.io.minio import least_io
+from memfit.tasks.graph import TaskGraph
 from memfit.tasks.judge import Run, judge_order, judge_parallel, judge_spill
-from memfit.tasks.model import TaskGraph
 from memfit.tasks.outcome import TaskOutcome
 from memfit.tasks.parallel.all_to_all_mapping import all_to_all
 from memfit.tasks.parallel.list_scheduling import par_deepest_first, par_inner_first
@@ -25,8 +24,9 @@ from memfit.tasks.parallel.memory_aware_mapping import memory_aware
 from memfit.tasks.parallel.proportional_mapping import proportional
 from memfit.tasks.parallel.safe_booking import safebooking
 from memfit.tasks.parallel.subtree_scheduling import par_subtrees
+from memfit.tasks.sequential.choose_algorithm import SEQUENTIAL, Progress, Solution, solve
 from memfit.tasks.sequential.postorder import best_postorder
-from memfit.tasks.sequential.solve import SEQUENTIAL, Progress, Solution, solve
+from memfit.tasks.spilling import least_io
 from memfit.tasks.trees.tree import Tree, as_tree
 
 PARALLEL = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memfit.tasks.model import Floats, Ints, TaskGraph
+from memfit.tasks.graph import Floats, Ints, TaskGraph
 from memfit.tasks.sequential.liu import liu_order
 from memfit.tasks.trees.tree import joined
 

@@ -17,7 +17,7 @@ import numpy as np
 from memfit.core.errors import IllegalSchedule
 from memfit.core.units import format_bytes
 from memfit.jit.kernel import kernel_above
-from memfit.tasks.model import COMPILE_FROM, Bools, Ints, TaskGraph
+from memfit.tasks.graph import COMPILE_FROM, Bools, Ints, TaskGraph
 
 _SLACK = 1e-9  # of the makespan: sums of times that are not whole numbers differ by a hair from branch to branch
 

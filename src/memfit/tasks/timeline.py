@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from memfit.tasks.graph import TaskGraph
 from memfit.tasks.judge import ParallelProfile, Run, judge_order
-from memfit.tasks.model import TaskGraph
 from memfit.tasks.outcome import TaskOutcome
 
 

@@ -11,8 +11,8 @@ from tests import strategies as some
 from tests.small import chain, graph_of, op
 
 from memfit.core.errors import BadInput
-from memfit.core.forms import form_of
 from memfit.core.graph import Graph, Kind, Op, Storage, Tensor, Variant
+from memfit.core.op_forms import form_of
 
 
 def test_an_empty_graph_is_a_graph() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from memfit.chain import Chain, StorageLevel, plan_hrevolve, plan_revolve, single_level
-from memfit.chain.trace import Trace, trace
+from memfit.chain.spacetime import Trace, trace
 from memfit.report.spacetime import MAX_LINES, _thinned, spacetime_png, spacetime_text
 
 

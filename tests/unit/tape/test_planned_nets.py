@@ -9,12 +9,12 @@ from memfit import load, planning, save, tape
 from memfit.core import simulate
 from memfit.core.errors import BadInput
 from memfit.tape.examples import nets
+from memfit.tape.examples.training import spirals, train
 from memfit.tape.memory.byte_trace import trace
 from memfit.tape.memory.measure import measure_costs
 from memfit.tape.memory.modes import Mode, compare, planned_mode
 from memfit.tape.memory.sharing_tags import share_tags
-from memfit.tape.schedules import drop_early
-from memfit.tape.training import spirals, train
+from memfit.tape.plain_schedules import drop_early
 
 
 def test_cheap_results_are_dropped_and_convolutions_kept() -> None:

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memfit.chain.hrevolve import Tables, make_tables
-from memfit.chain.moves import Advance, Back, Drop, Move, Read, Write, count
+from memfit.chain.moves import Advance, Back, Drop, Move, Read, Write, count_moves
 from memfit.chain.problem import Chain, StorageLevel
 from memfit.chain.run.levels import ChainCosts, Room, make_room, measure, open_folder, with_step
 from memfit.chain.run.state_files import StateFolder
 from memfit.chain.run.state_store import DISK, HOST, StateStore
 from memfit.chain.run.states import copy_tree, flatten, leaf_bytes, leaf_header, on_device_of, raw, tree_bytes
-from memfit.chain.spread import spread_moves
+from memfit.chain.strategies.even_spacing import evenly_spaced_moves
+from memfit.chain.strategies.hrevolve import Tables, make_tables
 from memfit.core.errors import BadInput, NoPlanFound, StorageFailed, Unsupported
 
 CALLER = -1  # the level of a Read that takes state0 again, which the caller holds anyway
@@ -161,7 +161,7 @@ def _stream(num_steps: int, room: Room, costs: ChainCosts, point: _Point) -> Cal
 
     def solve(length: int, offset: int, disk_slots: int) -> Iterator[Move]:
         if tables is None:
-            return spread_moves(chain, length, offset=offset, max_segments=disk_slots)
+            return evenly_spaced_moves(chain, length, offset=offset, max_segments=disk_slots)
         top = len(tables.levels) - 1
         bounded = top >= 0 and disk is not None and tables.levels[top].level == disk
         return tables.moves(length, offset=offset, top=top, slots=min(disk_slots, tables.levels[top].slots) if bounded else None)
@@ -281,7 +281,7 @@ class _Runner:
         if size != self.room.state_bytes:
             raise Unsupported(
                 f"x_{move.step} has {size} bytes, x_0 has {self.room.state_bytes}: run_chain plans for states of one size; pad them, or "
-                "use memfit.chain.heterogeneous to plan for sizes that differ."
+                "use memfit.chain.strategies.heterogeneous to plan for sizes that differ."
             )
         if self.room.places[move.level] == DISK and self.adjoint is not None:
             self.store.sweep(self._save_adjoint)
@@ -357,7 +357,7 @@ def _with_bar(stream: Callable[[], Iterator[Move]]) -> Iterator[Move]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    counts = count(stream(), 0)
+    counts = count_moves(stream(), 0)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("chain", total=counts.num_forward + counts.num_backward)

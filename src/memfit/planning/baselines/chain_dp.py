@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memfit.chain.heterogeneous import Stage, Undo, plan_heterogeneous
+from memfit.chain.strategies.heterogeneous import Stage, Undo, plan_heterogeneous
 from memfit.core.errors import MemfitError
 from memfit.core.outcome import Outcome
 from memfit.planning.cuts.just_in_time import turning_point

@@ -18,9 +18,9 @@ import numpy as np
 
 from memfit.core.errors import BadInput
 from memfit.tape.array import Tape
+from memfit.tape.array_view import Data, Spec
 from memfit.tape.memory.traffic import Traffic
 from memfit.tape.ops.flash import backward_blocks, backward_scratch, forward_blocks, forward_scratch
-from memfit.tape.spec import Data, Spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from memfit.tape.examples.depth_curves import MakePlan, Point, curve, wide_lstm, wide_mlp
 from memfit.tape.examples.nets import mlp
+from memfit.tape.examples.training import Trained, spirals, train
 from memfit.tape.gradient import gradients
 from memfit.tape.memory.modes import Comparison, Place, compare, inference_mode, planless_modes, planned_mode
 from memfit.tape.program import compile_program
-from memfit.tape.training import Trained, spirals, train
 
 DEPTH, WIDTH, BATCH, CLASSES = 16, 24, 256, 3
 """Small enough that BLAS stays on one thread: the demo should not depend on what else the machine does."""

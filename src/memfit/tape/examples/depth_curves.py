@@ -16,8 +16,8 @@ from memfit.tape.array import Array
 from memfit.tape.examples.nets import Net, lstm, mlp
 from memfit.tape.gradient import gradients
 from memfit.tape.memory.modes import Mode, Place, inference_mode, planless_modes, planned_mode
+from memfit.tape.plain_schedules import recomputations
 from memfit.tape.program import Program, compile_program
-from memfit.tape.schedules import recomputations
 
 MakeNet = Callable[[int], Net]
 MakePlan = Callable[[Program, int], Plan | None]

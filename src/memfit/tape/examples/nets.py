@@ -13,6 +13,7 @@ import numpy as np
 
 from memfit.core.errors import BadInput
 from memfit.tape.array import Array, Tape
+from memfit.tape.array_view import Data
 from memfit.tape.ops.activations import gelu, relu, sigmoid, tanh
 from memfit.tape.ops.attention import standard_attention
 from memfit.tape.ops.broadcast import reshape
@@ -25,7 +26,6 @@ from memfit.tape.ops.norm import batch_norm, layer_norm
 from memfit.tape.ops.pool2d import max_pool2d
 from memfit.tape.ops.reduce import mean_over
 from memfit.tape.ops.views import split, transpose
-from memfit.tape.spec import Data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

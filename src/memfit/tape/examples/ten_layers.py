@@ -20,10 +20,10 @@ from memfit.core.costs import Costs
 from memfit.core.graph import Graph
 from memfit.core.schedule import Schedule
 from memfit.tape.array import Tape
+from memfit.tape.array_view import Data
 from memfit.tape.gradient import gradients
+from memfit.tape.plain_schedules import drop_early, recompute_dropped
 from memfit.tape.program import Program, compile_program
-from memfit.tape.schedules import drop_early, recompute_dropped
-from memfit.tape.spec import Data
 
 NUM_LAYERS, CHECKPOINT = 10, 5
 

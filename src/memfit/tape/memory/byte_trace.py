@@ -22,11 +22,11 @@ from memfit.core.lifetimes import lifetimes, max_load
 from memfit.core.plan import Layout
 from memfit.core.schedule import Schedule
 from memfit.core.simulate import simulate
-from memfit.tape.execute import Executor
-from memfit.tape.lower import Drop, Load, Run, lower
+from memfit.tape.array_view import Data
+from memfit.tape.executor import Executor
+from memfit.tape.instructions import Drop, Load, Run, lower
 from memfit.tape.memory.memories import FreeList, Fresh, Memory, Pool
 from memfit.tape.program import Program
-from memfit.tape.spec import Data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,10 @@ import time
 from dataclasses import replace
 
 from memfit.core.schedule import Compute
-from memfit.tape.execute import Executor
+from memfit.tape.executor import Executor
 from memfit.tape.memory.sharing_tags import share_tags
+from memfit.tape.plain_schedules import drop_early
 from memfit.tape.program import Program
-from memfit.tape.schedules import drop_early
 
 
 def measure_costs(program: Program, *, repeats: int = 3) -> Program:

@@ -15,7 +15,7 @@ import numpy as np
 
 from memfit.core.errors import BadInput
 from memfit.core.plan import Layout
-from memfit.tape.spec import Data
+from memfit.tape.array_view import Data
 
 EMPTY = np.empty(0, np.uint8)
 """Stands for every buffer of no bytes: NumPy would allocate one byte for each."""

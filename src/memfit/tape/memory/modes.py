@@ -22,13 +22,13 @@ from memfit.core.errors import Unsupported
 from memfit.core.graph import Graph
 from memfit.core.plan import Layout, Plan
 from memfit.core.schedule import Schedule
-from memfit.tape.execute import Executor
+from memfit.tape.array_view import Data
+from memfit.tape.executor import Executor
 from memfit.tape.memory.byte_trace import Trace, predict, trace
 from memfit.tape.memory.memories import Fresh, Memory, Pool
 from memfit.tape.memory.sharing_tags import share_tags, two_buffers
+from memfit.tape.plain_schedules import drop_early, keep_all, recomputations
 from memfit.tape.program import Program
-from memfit.tape.schedules import drop_early, keep_all, recomputations
-from memfit.tape.spec import Data
 
 Place = Callable[[Graph, Schedule, Costs], Layout]
 """A layout planner: offsets for every allocation of a schedule."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memfit.tape.spec import Data
+from memfit.tape.array_view import Data
 
 
 @dataclass(slots=True)

@@ -8,9 +8,9 @@ from math import pi, sqrt
 import numpy as np
 
 from memfit.tape.array import Array, Kernel, Node, Vjp, only
+from memfit.tape.array_view import Data, Spec
 from memfit.tape.ops.broadcast import sum_over
 from memfit.tape.ops.elementwise import add, exp, multiply, negate, power, subtract, unary
-from memfit.tape.spec import Data, Spec
 
 
 def relu(x: Array) -> Array:

@@ -13,7 +13,7 @@ import numpy as np
 
 from memfit.core.errors import BadInput
 from memfit.tape.array import Array, Node, only
-from memfit.tape.spec import Data, Shape, Spec, normal_axis
+from memfit.tape.array_view import Data, Shape, Spec, normal_axis
 
 
 def copy(x: Array) -> Array:

@@ -16,8 +16,8 @@ from numpy.lib.stride_tricks import as_strided
 
 from memfit.core.errors import BadInput
 from memfit.tape.array import Array, Node, only
+from memfit.tape.array_view import Data, Shape, Spec
 from memfit.tape.ops.broadcast import in_rows
-from memfit.tape.spec import Data, Shape, Spec
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import numpy as np
 
 from memfit.core.errors import BadInput
 from memfit.tape.array import Array, Node, only
-from memfit.tape.spec import Data, Spec
+from memfit.tape.array_view import Data, Spec
 
 
 def dropout(x: Array, drop_fraction: float, seed: Array) -> Array:

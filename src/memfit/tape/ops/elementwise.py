@@ -12,8 +12,8 @@ import numpy as np
 
 from memfit.core.errors import BadInput
 from memfit.tape.array import Array, Node, Vjp, only
+from memfit.tape.array_view import Data, Spec, joint_shape
 from memfit.tape.ops.broadcast import broadcast_to
-from memfit.tape.spec import Data, Spec, joint_shape
 
 Fill = Callable[..., Any]
 

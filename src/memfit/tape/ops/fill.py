@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memfit.tape.array import Array
+from memfit.tape.array_view import Data, Shape, Spec
 from memfit.tape.ops.broadcast import broadcast_to
-from memfit.tape.spec import Data, Shape, Spec
 
 
 def full_like(x: Array, number: float, name: str, shape: Shape | None = None) -> Array:

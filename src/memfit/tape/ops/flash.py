@@ -20,10 +20,10 @@ import numpy as np
 
 from memfit.core.errors import BadInput
 from memfit.tape.array import Array, Node
+from memfit.tape.array_view import Data, Spec
 from memfit.tape.gradient import vjp_through
 from memfit.tape.memory.traffic import Traffic
 from memfit.tape.ops.attention import attention_grads, standard_attention
-from memfit.tape.spec import Data, Spec
 
 
 def flash_attention(

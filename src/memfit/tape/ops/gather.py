@@ -8,11 +8,11 @@ import numpy as np
 
 from memfit.core.errors import BadInput
 from memfit.tape.array import Array, Node, only
+from memfit.tape.array_view import Data, Spec
 from memfit.tape.ops.activations import log_softmax
 from memfit.tape.ops.broadcast import in_rows
 from memfit.tape.ops.elementwise import negate
 from memfit.tape.ops.reduce import mean_over
-from memfit.tape.spec import Data, Spec
 
 
 def take_rows(table: Array, index: Array) -> Array:

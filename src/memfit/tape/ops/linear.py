@@ -8,10 +8,10 @@ import numpy as np
 
 from memfit.core.errors import BadInput
 from memfit.tape.array import Array, Node, only
+from memfit.tape.array_view import Data, Spec, joint_shape
 from memfit.tape.ops.broadcast import copy, reshape, unbroadcast
 from memfit.tape.ops.elementwise import add
 from memfit.tape.ops.views import swap_axes
-from memfit.tape.spec import Data, Spec, joint_shape
 
 
 def matmul(a: Array, b: Array) -> Array:

@@ -14,10 +14,10 @@ import numpy as np
 
 from memfit.core.errors import BadInput
 from memfit.tape.array import Array, Node
+from memfit.tape.array_view import Data, Shape, Spec
 from memfit.tape.gradient import vjp_through
 from memfit.tape.ops.broadcast import reshape, sum_over
 from memfit.tape.ops.elementwise import add, multiply, power, subtract
-from memfit.tape.spec import Data, Shape, Spec
 
 
 def batch_norm(x: Array, gamma: Array, beta: Array, *, epsilon: float = 1e-5) -> tuple[Array, Array, Array]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memfit.tape import execute
+from memfit.tape import executor as execute
 from memfit.tape.array import OPERATORS
 from memfit.tape.ops import broadcast, elementwise, linear, reduce, views
 

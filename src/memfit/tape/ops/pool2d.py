@@ -11,7 +11,7 @@ import numpy as np
 
 from memfit.core.errors import BadInput
 from memfit.tape.array import Array, Node, only
-from memfit.tape.spec import Data, Shape, Spec
+from memfit.tape.array_view import Data, Shape, Spec
 
 _POSITION = np.dtype(np.uint8)
 _MASK = np.dtype(np.bool_)

@@ -14,9 +14,9 @@ import numpy as np
 
 from memfit.core.errors import BadInput, Unsupported
 from memfit.tape.array import Array, Node, only
+from memfit.tape.array_view import Data, Spec, normal_axis
 from memfit.tape.ops.broadcast import reshape
 from memfit.tape.ops.fill import zeros_like
-from memfit.tape.spec import Data, Spec, normal_axis
 
 
 def transpose(x: Array, axes: Sequence[int] | None = None) -> Array:

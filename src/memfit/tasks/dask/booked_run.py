@@ -19,9 +19,9 @@ import numpy as np
 from memfit.core.errors import InfeasibleBudget, NoPlanFound
 from memfit.core.units import format_bytes
 from memfit.tasks.dask.worker import Call, InputLost
-from memfit.tasks.model import TaskGraph
+from memfit.tasks.graph import TaskGraph
 from memfit.tasks.parallel.safe_booking import SafeBooking
-from memfit.tasks.restrict import restrict
+from memfit.tasks.remaining_graph import restrict
 
 _POLL_S = 0.25
 _LOOKAHEAD = 64

@@ -31,10 +31,10 @@ from memfit.tasks.api import schedule
 from memfit.tasks.dask.booked_run import BookedRun, Workers
 from memfit.tasks.dask.sizes import closure, run_here, topological
 from memfit.tasks.dask.worker import Call, InputLost, discard, execute, forget, move_in, move_out, read_back, store, write_out
-from memfit.tasks.io.minio import spill_plan
+from memfit.tasks.graph import TaskGraph, task_graph
 from memfit.tasks.judge import SpillPlan
-from memfit.tasks.model import TaskGraph, task_graph
 from memfit.tasks.outcome import TaskOutcome
+from memfit.tasks.spilling import spill_plan
 
 Key = Any
 _POLL_S = 0.5

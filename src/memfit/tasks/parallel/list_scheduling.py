@@ -15,8 +15,8 @@ import heapq
 import numpy as np
 
 from memfit.tasks.bounds import path_times
+from memfit.tasks.graph import Ints, TaskGraph
 from memfit.tasks.judge import Run
-from memfit.tasks.model import Ints, TaskGraph
 
 
 def par_inner_first(graph: TaskGraph, processors: int, order: Ints) -> list[Run]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from memfit.tasks.graph import Floats, Ints
 from memfit.tasks.judge import Run
-from memfit.tasks.model import Floats, Ints
 from memfit.tasks.trees.tree import Tree
 
 

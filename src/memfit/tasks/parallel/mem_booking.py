@@ -14,8 +14,8 @@ import heapq
 
 from memfit.core.errors import InfeasibleBudget
 from memfit.core.units import format_bytes
+from memfit.tasks.graph import Floats, Ints
 from memfit.tasks.judge import Run
-from memfit.tasks.model import Floats, Ints
 from memfit.tasks.trees.tree import Tree
 
 _UNSET = -1

@@ -15,8 +15,8 @@ import numpy as np
 
 from memfit.core.errors import InfeasibleBudget
 from memfit.core.units import format_bytes
+from memfit.tasks.graph import Floats, Ints
 from memfit.tasks.judge import Run
-from memfit.tasks.model import Floats, Ints
 from memfit.tasks.parallel.mapping import place
 from memfit.tasks.parallel.proportional_mapping import split
 from memfit.tasks.sequential.postorder import subtree_peaks

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from memfit.tasks.graph import Floats
 from memfit.tasks.judge import Run
-from memfit.tasks.model import Floats
 from memfit.tasks.parallel.mapping import place
 from memfit.tasks.trees.tree import Tree
 

@@ -19,8 +19,8 @@ import numpy as np
 from memfit.core.errors import InfeasibleBudget
 from memfit.core.units import format_bytes
 from memfit.tasks.bounds import path_times
+from memfit.tasks.graph import Floats, Ints, TaskGraph
 from memfit.tasks.judge import Run, judge_order
-from memfit.tasks.model import Floats, Ints, TaskGraph
 
 _STARTED = np.int64(-(1 << 62))
 _LOOKAHEADS = (1, 6, 24)  # ready tasks that may refuse before a free processor waits

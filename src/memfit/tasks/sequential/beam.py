@@ -11,8 +11,8 @@ import time
 
 import numpy as np
 
-from memfit.tasks.model import Ints, TaskGraph
-from memfit.tasks.sequential.masks import as_masks
+from memfit.tasks.graph import Ints, TaskGraph
+from memfit.tasks.sequential.bit_masks import as_masks
 
 _State = tuple[int, int, int, tuple[int, ...], object]  # peak, held, done, ready tasks, trace as nested pairs
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from memfit.core import cp_sat
 from memfit.core.outcome import Status
-from memfit.tasks.model import Ints, TaskGraph
+from memfit.tasks.graph import Ints, TaskGraph
 
 _LARGEST = 2**40  # CP-SAT sums in 64 bits: larger byte counts are scaled, bounds rounded to the safe side
 

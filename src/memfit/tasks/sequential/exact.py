@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memfit.tasks.model import Ints, TaskGraph
-from memfit.tasks.sequential.masks import Masks, as_masks
+from memfit.tasks.graph import Ints, TaskGraph
+from memfit.tasks.sequential.bit_masks import Masks, as_masks
 
 MAX_STATES = 400_000
 

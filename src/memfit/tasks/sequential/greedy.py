@@ -14,8 +14,8 @@ import heapq
 
 import numpy as np
 
+from memfit.tasks.graph import Ints, TaskGraph
 from memfit.tasks.judge import judge_order
-from memfit.tasks.model import Ints, TaskGraph
 from memfit.tasks.sequential.liu import liu_order
 from memfit.tasks.trees.tree import joined
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from memfit.jit.kernel import kernel_above
-from memfit.tasks.model import COMPILE_FROM, Ints
+from memfit.tasks.graph import COMPILE_FROM, Ints
 from memfit.tasks.trees.tree import Tree
 
 

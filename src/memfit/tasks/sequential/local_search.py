@@ -13,8 +13,8 @@ import time
 
 import numpy as np
 
+from memfit.tasks.graph import Ints, TaskGraph
 from memfit.tasks.judge import judge_order
-from memfit.tasks.model import Ints, TaskGraph
 
 
 def improve_order(graph: TaskGraph, order: Ints, *, stop_at: int = 0, time_limit_s: float = 2.0, seed: int = 0) -> tuple[Ints, int]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from memfit.tasks.model import Ints
+from memfit.tasks.graph import Ints
 from memfit.tasks.trees.tree import Tree
 
 _Call = Generator[tuple[int, float], None, None]

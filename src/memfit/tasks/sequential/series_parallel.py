@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memfit.tasks.model import Ints, TaskGraph
+from memfit.tasks.graph import Ints, TaskGraph
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ import numpy as np
 
 from memfit.core.errors import BadInput
 from memfit.jit.kernel import kernel_above
-from memfit.tasks.model import COMPILE_FROM, Ints, TaskGraph
+from memfit.tasks.graph import COMPILE_FROM, Ints, TaskGraph
 from memfit.tasks.trees.orderings import fill_reducing
 from memfit.tasks.trees.tree import tree_graph
 

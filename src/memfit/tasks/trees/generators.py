@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from memfit.core.errors import BadInput
-from memfit.tasks.model import TaskGraph, task_graph
+from memfit.tasks.graph import TaskGraph, task_graph
 from memfit.tasks.trees.tree import tree_graph
 
 

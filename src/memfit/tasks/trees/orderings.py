@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from memfit.core.errors import BadInput, Unsupported
-from memfit.tasks.model import Ints
+from memfit.tasks.graph import Ints
 
 ORDERINGS = ("metis", "amd", "rcm", "natural")
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from memfit.core.errors import BadInput
 from memfit.jit.kernel import kernel_above
-from memfit.tasks.model import COMPILE_FROM, Floats, Ints, Links, TaskGraph, link, task_graph
+from memfit.tasks.graph import COMPILE_FROM, Floats, Ints, Links, TaskGraph, link, task_graph
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

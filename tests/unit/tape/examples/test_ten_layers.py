@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from memfit import planning, tape
-from memfit.chain.revolve import num_forwards
+from memfit.chain.strategies.revolve import num_forwards
 from memfit.core import simulate
 from memfit.tape.examples.ten_layers import as_in_the_slides, count_matmuls, least_matmuls, nearest_checkpoint, ten_layers
 from memfit.tape.memory.byte_trace import trace
-from memfit.tape.schedules import drop_early, keep_all
+from memfit.tape.plain_schedules import drop_early, keep_all
 
 
 def test_the_slides_count_75_by_a_late_binding_closure_that_rebuilds_wrong_values() -> None:

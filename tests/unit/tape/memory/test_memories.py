@@ -37,8 +37,8 @@ from memfit.tape.memory.modes import Mode, compare, inference_mode, planless_mod
 from memfit.tape.memory.sharing_tags import share_tags, two_buffers
 from memfit.tape.ops.activations import relu, tanh
 from memfit.tape.ops.elementwise import exp
+from memfit.tape.plain_schedules import drop_early, keep_all, recomputations
 from memfit.tape.program import Program
-from memfit.tape.schedules import drop_early, keep_all, recomputations
 
 HIDDEN_BYTES = 80 * 1024
 """What NumPy may allocate inside a call whatever the arrays' size: Python objects and one iteration buffer of 8,192 elements."""

@@ -13,7 +13,7 @@ from memfit.tape.memory.byte_trace import trace
 from memfit.tape.memory.traffic import Traffic
 from memfit.tape.ops.attention import standard_attention
 from memfit.tape.ops.flash import flash_attention
-from memfit.tape.schedules import drop_early
+from memfit.tape.plain_schedules import drop_early
 
 
 def _qkv(n: int, m: int, d: int, batch: int = 2, seed: int = 0) -> tuple[Tape, list[tape.Array]]:

@@ -12,7 +12,7 @@ from memfit.core import InfeasibleBudget, NoPlanFound
 from memfit.tasks import judge_order, schedule, task_graph
 from memfit.tasks.dask.booked_run import BookedRun, Workers
 from memfit.tasks.dask.worker import Call, InputLost
-from memfit.tasks.model import TaskGraph
+from memfit.tasks.graph import TaskGraph
 
 
 class Toy(Workers):

@@ -9,8 +9,8 @@ import pytest
 from memfit.core import IllegalSchedule, InfeasibleBudget, Status
 from memfit.tasks import Run, as_tree, judge_parallel, makespan_lower_bound, random_dag, random_tree, schedule, task_graph, tree_graph
 from memfit.tasks.api import run_parallel
-from memfit.tasks.model import TaskGraph
-from memfit.tasks.sequential.solve import solve
+from memfit.tasks.graph import TaskGraph
+from memfit.tasks.sequential.choose_algorithm import solve
 
 BOUNDED = ("membooking", "memory-aware", "safebooking")
 ON_TREES = ("all-to-all", "proportional", "par-subtrees", "par-inner-first", "par-deepest-first", *BOUNDED)

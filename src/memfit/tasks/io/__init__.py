@@ -1,1 +1,0 @@
-"""Less memory than any order needs: what to write out and read back."""
