@@ -13,6 +13,7 @@ import typer.main
 
 from memfit.cli import app
 from memfit.core import io
+from memfit.profile import devices
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -123,3 +124,18 @@ def test_lines_fit_a_screen(page: Path) -> None:
         code ^= line.lstrip().startswith("```")
         if not code and not line.startswith(("|", "![", "    ")) and "](http" not in line:
             assert len(line) <= WIDTH, f"{page.name}:{number} has {len(line)} characters: {line[:60]}..."
+
+
+def test_the_page_of_devices_is_the_table() -> None:
+    columns = (r"([\w-]+)", r"(\d+) GiB", r"([\d.]+) ([TG])B/s", r"(\d+) ([TG])FLOP/s", r"(\d+) ([TG])FLOP/s", r"(\d+) GB/s")
+    rows = re.findall(rf"^\| {' [|] '.join(columns)} \|$", (DOCS / "reference" / "devices.md").read_text(), re.MULTILINE)
+    scale = {"T": 1e12, "G": 1e9}
+    stated = {
+        name: (int(gib) * 2**30, float(speed) * scale[a], float(fp32) * scale[b], float(half) * scale[c], float(link) * 1e9)
+        for name, gib, speed, a, fp32, b, half, c, link in rows
+    }
+    known = {
+        d.name: (d.memory_bytes, d.memory_bytes_per_s, d.fp32_flops, d.half_flops, d.link_bytes_per_s)
+        for d in map(devices.device, devices.known())
+    }
+    assert stated == {name: pytest.approx(figures) for name, figures in known.items()}
