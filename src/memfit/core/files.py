@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from memfit.core.errors import BadInput
 from memfit.core.units import format_bytes
@@ -30,17 +32,29 @@ def read_text(path: str | Path) -> bytes:
 
 
 def write_text(text: str | bytes, path: str | Path, *, force: bool = False) -> None:
-    """Write beside the target and rename: an interrupted run leaves the old file or the new one, never half of one."""
+    """Write a user's file, refused in one line where that is not possible."""
     target = Path(path)
     check_target(target, force=force)
-    payload = text.encode() if isinstance(text, str) else text
-    temporary = target.with_name(f".memfit-{secrets.token_hex(8)}")
     try:
-        with open(temporary, "xb") as file:
-            file.write(payload)
-        os.replace(temporary, target)
+        with write_whole(target) as file:
+            file.write(text.encode() if isinstance(text, str) else text)
     except OSError as error:
         raise BadInput(f"{target}: cannot be written ({error.strerror or error}); nothing was changed.") from None
+
+
+@contextmanager
+def write_whole(path: str | Path, *, sync: bool = False) -> Iterator[BinaryIO]:
+    """A file beside the target that takes its name when the block ends well: an interrupted run leaves the old file or the new one, never half
+    of one. A process that is killed leaves a file named `.memfit-*.tmp`. `sync`: the bytes are on the disk before the name is."""
+    target = Path(path)
+    temporary = target.with_name(f".memfit-{secrets.token_hex(8)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, target)
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -10,11 +10,11 @@ The key is the graph, its costs, the planner with its settings and the time it m
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memfit.core.errors import MemfitError
+from memfit.core.files import write_whole
 from memfit.core.io import dumps, loads
 from memfit.core.outcome import Outcome, Status
 from memfit.core.simulate import simulate
@@ -88,9 +88,8 @@ def _write(path: Path, outcome: Outcome) -> None:
     """Whole or not at all; a read-only home is not an error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(dumps(outcome))
-        temporary.replace(path)
+        with write_whole(path) as file:
+            file.write(dumps(outcome).encode())
         for old in sorted(path.parent.glob("*.json"), key=lambda p: p.stat().st_mtime)[:-_MOST_KEPT]:
             old.unlink(missing_ok=True)
     except OSError:

@@ -7,6 +7,8 @@ import json
 import os
 from pathlib import Path
 
+from memfit.core.files import write_whole
+
 _chosen: list[Path] = []
 
 
@@ -43,9 +45,8 @@ class Cache:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._entries = {**_read(self._path), **self._entries}
-            temporary = self._path.with_suffix(f".{os.getpid()}")
-            temporary.write_text(json.dumps(self._entries))
-            temporary.replace(self._path)
+            with write_whole(self._path) as file:
+                file.write(json.dumps(self._entries).encode())
             self._dirty = False
         except OSError:
             return

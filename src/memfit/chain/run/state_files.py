@@ -24,6 +24,7 @@ import numpy as np
 
 from memfit.chain.run.states import Bytes, Structure, flatten, leaf_from, leaf_header, raw, unflatten
 from memfit.core.errors import BadInput, StorageFailed
+from memfit.core.files import write_whole
 from memfit.core.units import format_bytes
 
 _MAGIC = b"memfit-state-1\n"
@@ -57,9 +58,8 @@ class StateFolder:
         fields = {"structure": structure.describe(), "tree": structure.plain(), "leaves": [leaf_header(x) for x in leaves]}
         header = json.dumps(fields).encode()
         target = self.path(kind, step)
-        temporary = target.with_suffix(".tmp")
         try:
-            with open(temporary, "wb") as file:
+            with write_whole(target, sync=True) as file:
                 checksum = zlib.crc32(header)
                 file.write(_MAGIC + struct.pack("<Q", len(header)) + header)
                 for leaf in leaves:
@@ -68,11 +68,7 @@ class StateFolder:
                         checksum = zlib.crc32(data, checksum)
                         file.write(data)
                 file.write(struct.pack("<I", checksum))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise self._failure(kind, step, sum(leaf_header(x)["bytes"] for x in leaves), error) from error
 
     def read(self, kind: str, step: int, model: Any = None) -> Any:
@@ -119,12 +115,10 @@ class StateFolder:
                     "or pass resume=False to throw them away."
                 )
         self.clear()
-        temporary = path.with_suffix(".tmp")
         try:
-            temporary.write_text(json.dumps(description))
-            os.replace(temporary, path)
+            with write_whole(path) as file:
+                file.write(json.dumps(description).encode())
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise self._failure("run", 0, len(json.dumps(description)), error) from error
 
     def clear(self) -> None:

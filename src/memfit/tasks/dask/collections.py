@@ -16,7 +16,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -118,8 +118,8 @@ def workload(*collections: Any, sizes: Measured | Mapping[Key, int] | None = Non
     )
     kept = graph.item_kept.copy()
     kept[[position[key] for key in results]] = True  # asked for, so it stays, whoever else reads it
-    object.__setattr__(graph, "item_kept", kept)
-    return Workload(nodes=nodes, keys=keys, inputs=inputs, results=tuple(position[key] for key in results), repack=repack, graph=graph)
+    asked = tuple(position[key] for key in results)
+    return Workload(nodes=nodes, keys=keys, inputs=inputs, results=asked, repack=repack, graph=replace(graph, item_kept=kept))
 
 
 def _flatten(collections: tuple[Any, ...]) -> tuple[dict[Key, GraphNode], list[Key], Callable[[list[Any]], Any]]:

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from memfit.core.files import write_whole
+
 Key = Hashable
 Fetch = Callable[[str, Key], Any]
 _STORES: dict[str, dict[Key, Any]] = {}
@@ -68,11 +70,9 @@ def forget(run: str) -> None:
 
 
 def write_out(value: Any, path: str) -> str:
-    """Beside the target and renamed: a worker that dies half-way leaves no half file."""
-    partial = Path(path + ".partial")
-    with partial.open("wb") as file:
+    """A worker that dies half-way leaves no half file."""
+    with write_whole(path) as file:
         pickle.dump(value, file, protocol=5)
-    partial.replace(path)
     return path
 
 
