@@ -63,21 +63,21 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "rooms"),
     [
-        (("--help",), set()),
-        (("pack", "easy.csv"), {"offsets", "jit"}),
-        (("pack", "hard.csv"), {"offsets", "jit"}),
-        (("schedule", "tasks.json"), {"tasks", "jit"}),
-        (("schedule", "tasks.json", "-p", "2", "-m", "100"), {"tasks", "jit"}),
-        (("checkpoint", "--steps", "1000", "--slots", "10", "--json"), {"chain"}),
-        (("checkpoint", "--steps", "100", "--slots", "2,5", "--write", "0,2", "--read", "0,2", "--json"), {"chain", "jit"}),
-        (("checkpoint", "--steps", "100", "--slots", "10"), {"chain", "report"}),  # draws in text
-        (("simulate", "graph.json", "schedule.json"), set()),
+        (("--help",), ""),
+        (("pack", "easy.csv"), "offsets jit"),
+        (("pack", "hard.csv"), "offsets jit"),
+        (("schedule", "tasks.json"), "tasks jit"),
+        (("schedule", "tasks.json", "-p", "2", "-m", "100"), "tasks jit"),
+        (("checkpoint", "--steps", "1000", "--slots", "10", "--json"), "chain"),
+        (("checkpoint", "--steps", "100", "--slots", "2,5", "--write", "0,2", "--read", "0,2", "--json"), "chain jit"),
+        (("checkpoint", "--steps", "100", "--slots", "10"), "chain report"),  # draws in text
+        (("simulate", "graph.json", "schedule.json"), ""),
     ],
     ids=" ".join,
 )
-def test_a_command_loads_its_own_room_only(folder: Path, arguments: tuple[str, ...], rooms: set[str]) -> None:
+def test_a_command_loads_its_own_room_only(folder: Path, arguments: tuple[str, ...], rooms: str) -> None:
     loaded, heavy = loaded_by(folder, *arguments)
-    assert loaded <= ALWAYS | rooms
+    assert loaded <= ALWAYS | set(rooms.split())
     assert heavy == []
 
 
