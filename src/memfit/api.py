@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
 
+from memfit.capture.guards.graph_model import GraphModel
+from memfit.capture.guards.watch import Watch
 from memfit.capture.inputs import Call
 from memfit.core.budget import Budget
 from memfit.core.errors import BadInput, Unsupported
@@ -30,6 +32,8 @@ from memfit.runtime.autograd_step import Ready
 from memfit.runtime.closed_loop import Stepper
 from memfit.runtime.cuda_graphs import cuda_graphs_for
 from memfit.runtime.fitted import FittedModule, fit_module
+from memfit.runtime.graph_stepper import GraphStepper
+from memfit.runtime.guarded import Guarded
 
 if TYPE_CHECKING:
     from memfit.planning import Planner
@@ -79,10 +83,16 @@ def fit(
     if saved is not None and any(p.grad is not None for p in model.parameters()):
         raise BadInput("the model's parameters hold gradients already, and a saved plan starts without: call optimizer.zero_grad() first.")
 
-    stepper = _stepper(task, device_bytes, planner=planner, time_limit_s=time_limit_s, check=check, saved=saved, replay=replay)
+    settings: dict[str, Any] = {"planner": planner, "time_limit_s": time_limit_s, "check": check, "saved": saved, "replay": replay}
+
+    def stepper_over(graph: GraphModel) -> GraphStepper:
+        inner = replace(task, model=graph, loss_fn=None, num_targets=0)
+        return cast(GraphStepper, _stepper(inner, device_bytes, kind=GraphStepper, **settings))
+
+    guarded = Guarded(_stepper(task, device_bytes, watched=Watch(model, loss_fn), **settings), stepper_over)
     with torch.enable_grad():
-        stepper.latest, _ = stepper.shape_of(*example.rebuild(example.tensors))
-    return fit_module(model, stepper)
+        guarded.prepare(*example.rebuild(example.tensors))
+    return fit_module(model, guarded)
 
 
 def stepper_for(model: nn.Module, options: dict[str, Any]) -> Stepper:
@@ -114,6 +124,8 @@ def _stepper(
     check: bool | str,
     saved: Plan | None = None,
     replay: bool = False,
+    kind: type[Stepper] = Stepper,
+    watched: Watch | None = None,
 ) -> Stepper:
     def prepare(args: tuple[Any, ...], kwargs: dict[str, Any], *, accumulates: bool, tighter_by: int) -> Ready:
         call = Call.flatten(args, kwargs)
@@ -128,7 +140,7 @@ def _stepper(
             aside_bytes=sum(t.nbytes for t in call.tensors) if replay else 0,  # a replay reads copies of its inputs
         )
 
-    return Stepper(
+    return kind(
         task.model,
         prepare,
         loss_fn=task.loss_fn,
@@ -137,6 +149,7 @@ def _stepper(
         meter=meter,
         flatten=Call.flatten,
         recorder=cuda_graphs_for if replay else None,
+        watched=watched,
     )
 
 

@@ -7,7 +7,7 @@ call -> key -> Ready (planned once) -> Session -> backward -> measured against p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,11 +16,13 @@ from torch import nn
 
 from memfit.core.errors import BadInput, MemfitError, Unsupported
 from memfit.core.plan import Plan
+from memfit.core.recent import Recent
 from memfit.core.units import format_bytes
 from memfit.runtime.autograd_step import GradientSink, Ready, Session, Step, run, source_bytes
 from memfit.runtime.cuda_graphs import Recorder, Recording, Replayed
 from memfit.runtime.first_step_check import Verdict, compare
 from memfit.runtime.report import Report
+from memfit.torch_private.fake import fakes_like
 from memfit.torch_private.tensors import has_gradient_hooks, is_profiling, own_tensors
 
 _KNOWN_AFTER = 3  # steps: one recorded, one at planned offsets, one to see what outlived it
@@ -33,6 +35,18 @@ class Meter(Protocol):
     def start(self) -> None: ...
 
     def stop(self) -> tuple[int, int]: ...
+
+
+class Watched(Protocol):
+    """What else a plan depends on, where nobody else guards it; and a limit to how often it may change."""
+
+    def look(self, call: Any) -> Any: ...
+
+    def begin(self, key: Any, call: Any) -> None: ...
+
+    def planning(self) -> AbstractContextManager[None]: ...
+
+    def served(self, key: Any) -> None: ...
 
 
 class Prepare(Protocol):
@@ -79,11 +93,11 @@ class Stepper:
         meter: Callable[[torch.device], Meter],
         flatten: Callable[[tuple[Any, ...], dict[str, Any]], Any],
         recorder: Callable[[Ready], Recorder] | None = None,
+        watched: Watched | None = None,
     ) -> None:
         self.model, self.prepare, self.loss_fn, self.num_targets, self.check = model, prepare, loss_fn, num_targets, check
-        self.meter, self.flatten, self.recorder = meter, flatten, recorder
-        self.plain_forward = type(model).forward
-        self.shapes: dict[Any, _Shape] = {}
+        self.meter, self.flatten, self.recorder, self.watched = meter, flatten, recorder, watched
+        self.shapes: Recent[_Shape] = Recent()
         self.latest: _Shape | None = None
 
     # -- a step --------------------------------------------------------------------------------------------------
@@ -95,20 +109,24 @@ class Stepper:
         try:
             shape, sources = self.shape_of(args, kwargs)
         except Unsupported:
-            self._raise_own_error(args, kwargs)
+            self.raise_own_error(args, kwargs)
             raise
+        return self.run_planned(shape, sources, lambda: self.plain(args, kwargs))
+
+    def run_planned(self, shape: _Shape, sources: tuple[torch.Tensor, ...], plain: Callable[[], Any]) -> Any:
+        """The step by its plan; the first one of a shape is compared with what `plain` gives."""
         self.latest = shape
         if shape.steps == _KNOWN_AFTER:
             self._hold_reserved(shape)
-        session = self._replayed(shape, sources) or self._called(shape, sources, args, kwargs)
+        session = self._replayed(shape, sources) or self._called(shape, sources, plain)
         shape.steps += 1
         return run(session)
 
-    def _called(self, shape: _Shape, sources: tuple[torch.Tensor, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
+    def _called(self, shape: _Shape, sources: tuple[torch.Tensor, ...], plain: Callable[[], Any]) -> Session:
         session = Session(shape.ready, sources, trial=shape.steps == 0, replan=lambda ready: self._after_oom(shape, ready))
         if session.trial:
             shape.ready.make_room()
-            session.watch = Trial(self, shape, lambda: self.plain(args, kwargs))
+            session.watch = Trial(self, shape, plain)
         return session
 
     def _replayed(self, shape: _Shape, sources: tuple[torch.Tensor, ...]) -> Step | None:
@@ -116,7 +134,7 @@ class Stepper:
         if self.recorder is None or shape.steps <= _KNOWN_AFTER or shape.ready.captured.accumulates:
             return None
         if shape.recording is None or not shape.recording.serves(sources):
-            self._forget_recordings()
+            self.forget_recordings()
             if not shape.recordings_left:
                 return None
             shape.recordings_left -= 1
@@ -129,7 +147,7 @@ class Stepper:
             shape.notes.append(str(shape.recording))
         return Replayed(shape.recording, sources) if shape.recording.is_free else None
 
-    def _forget_recordings(self) -> None:
+    def forget_recordings(self) -> None:
         """Their pools go back: whatever runs next needs the memory."""
         for shape in self.shapes.values():
             shape.recording = None
@@ -137,12 +155,12 @@ class Stepper:
     def plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The plain model's result for this call, loss included."""
         if self.loss_fn is None:
-            return self.plain_forward(self.model, *args, **kwargs)
-        self._check_targets(args)
+            return self.model(*args, **kwargs)
+        self.check_targets(args)
         cut = len(args) - self.num_targets
-        return self.loss_fn(self.plain_forward(self.model, *args[:cut], **kwargs), *args[cut:])
+        return self.loss_fn(self.model(*args[:cut], **kwargs), *args[cut:])
 
-    def _raise_own_error(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def raise_own_error(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A call that the plain model refuses too (a wrong shape, say) gives the model's own error. Leaves no trace."""
         before = [b.detach().clone() for b in self.model.buffers()]
         with torch.random.fork_rng(), torch.no_grad():
@@ -154,25 +172,42 @@ class Stepper:
 
     def shape_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Shape, tuple[torch.Tensor, ...]]:
         """The plan for this call, made now if it is new, and the step's source tensors."""
-        self._check_targets(args)
+        self.check_targets(args)
+        key, accumulates, sources = self.look(args, kwargs)
+        shape = self.shapes.find(key)
+        if shape is None:
+            if self.watched is not None:
+                self.watched.begin(key[0], self.flatten(args, kwargs))
+            self.forget_recordings()
+            again = fakes_like((args, kwargs))  # to plan a second time: the tensors themselves are the caller's
+
+            def prepare(tighter_by: int) -> Ready:
+                return self.prepare(*again, accumulates=accumulates, tighter_by=tighter_by)
+
+            with self.watched.planning() if self.watched is not None else nullcontext():
+                ready = self.prepare(args, kwargs, accumulates=accumulates, tighter_by=0)
+            shape = self.shapes.keep(key, _Shape(ready=ready, prepare=prepare, notes=[ready.note] if ready.note else []))
+        elif self.watched is not None:
+            self.watched.served(key[0])
+        return shape, sources
+
+    def knows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether this call has a plan already."""
+        return self.shapes.find(self.look(args, kwargs)[0]) is not None
+
+    def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool, tuple[torch.Tensor, ...]]:
+        """What the plan for this call is known by, whether gradients are there already, and the step's source tensors."""
         call = self.flatten(args, kwargs)
         parameters, buffers, training = _parts_of(self.model)
         accumulates = any(p.grad is not None for p in parameters)
-        key = (call.key(), accumulates, training, _mode_of(parameters))
-        if key not in self.shapes:
-
-            def prepare(tighter_by: int) -> Ready:
-                return self.prepare(args, kwargs, accumulates=accumulates, tighter_by=tighter_by)
-
-            self._forget_recordings()
-            ready = prepare(0)
-            self.shapes[key] = _Shape(ready=ready, prepare=prepare, notes=[ready.note] if ready.note else [])
-        return self.shapes[key], (*parameters, *buffers, *call.tensors)
+        around = self.watched.look(call) if self.watched is not None else None
+        key = ((call.key(), accumulates, training, _mode_of(parameters)), around)
+        return key, accumulates, (*parameters, *buffers, *call.tensors)
 
     def _wants_gradients(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return any(p.requires_grad for p in self.model.parameters()) or any(t.requires_grad for t in self.flatten(args, kwargs).tensors)
 
-    def _check_targets(self, args: tuple[Any, ...]) -> None:
+    def check_targets(self, args: tuple[Any, ...]) -> None:
         if self.loss_fn is not None and len(args) < self.num_targets:
             raise BadInput(
                 f"{len(args)} positional arguments given: with loss_fn call fitted(*inputs, *targets) with {self.num_targets} targets last."

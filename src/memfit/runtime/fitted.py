@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 # At run time too, not only for the type checker: HuggingFace evaluates the annotations of its subclasses.
 from memfit.core.plan import Plan
-from memfit.runtime.closed_loop import Stepper
 from memfit.runtime.report import Report
+
+if TYPE_CHECKING:
+    from memfit.runtime.closed_loop import Stepper
+    from memfit.runtime.guarded import Guarded
 
 
 class FittedModule(nn.Module):
     """What `memfit.fit` adds to a model."""
 
-    _memfit: Stepper
+    _memfit: Guarded | Stepper
 
     @property
     def plan(self) -> Plan:
@@ -40,7 +43,7 @@ class FittedModule(nn.Module):
         raise TypeError("a fitted model cannot be pickled: save fitted.state_dict() and fit again, with plan= to skip planning.")
 
 
-def fit_module(model: nn.Module, stepper: Stepper) -> FittedModule:
+def fit_module(model: nn.Module, stepper: Guarded | Stepper) -> FittedModule:
     """A twin of `model` whose forward is the stepper's, with the plain forward's signature for tools that inspect it."""
     kind = type(model)
 
@@ -48,7 +51,10 @@ def fit_module(model: nn.Module, stepper: Stepper) -> FittedModule:
     def forward(self: FittedModule, *args: Any, **kwargs: Any) -> Any:
         return self._memfit.step(args, kwargs)
 
-    body = {"_memfit": stepper, "forward": forward, "__doc__": kind.__doc__, "__module__": kind.__module__}
+    def call(self: FittedModule, *args: Any, **kwargs: Any) -> Any:
+        return self._memfit.step(args, kwargs)  # the model's own hooks are part of the step
+
+    body = {"_memfit": stepper, "forward": forward, "__call__": call, "__doc__": kind.__doc__, "__module__": kind.__module__}
     twin: Any = type(f"Fitted{kind.__name__}", (FittedModule, kind), body)
     fitted: FittedModule = twin.__new__(twin)
     object.__setattr__(fitted, "__dict__", model.__dict__)

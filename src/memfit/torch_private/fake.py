@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
+
 from memfit.torch_private.probe import Symbol
+from memfit.torch_private.trees import map_leaves
 
 _TENSOR = Symbol("torch._subclasses.fake_tensor.FakeTensor", "trace without computing")
 _MODE = Symbol("torch._subclasses.fake_tensor.FakeTensorMode", "trace without computing")
@@ -31,6 +34,12 @@ def shared_fake_mode(tensors: Iterable[Any]) -> Mode:
 
 def is_fake(tensor: Any) -> bool:
     return isinstance(tensor, _TENSOR())
+
+
+def fakes_like(tree: Any) -> Any:
+    """The same nested arguments with a fake of each tensor: its shape, layout, type and device without its memory."""
+    mode: Any = fake_mode()
+    return map_leaves(lambda x: mode.from_tensor(x) if isinstance(x, torch.Tensor) and not is_fake(x) else x, tree)
 
 
 @contextmanager
