@@ -82,7 +82,6 @@ class Stepper:
     ) -> None:
         self.model, self.prepare, self.loss_fn, self.num_targets, self.check = model, prepare, loss_fn, num_targets, check
         self.meter, self.flatten, self.recorder = meter, flatten, recorder
-        self.plain_forward = type(model).forward
         self.shapes: dict[Any, _Shape] = {}
         self.latest: _Shape | None = None
 
@@ -137,10 +136,10 @@ class Stepper:
     def plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The plain model's result for this call, loss included."""
         if self.loss_fn is None:
-            return self.plain_forward(self.model, *args, **kwargs)
+            return self.model(*args, **kwargs)
         self._check_targets(args)
         cut = len(args) - self.num_targets
-        return self.loss_fn(self.plain_forward(self.model, *args[:cut], **kwargs), *args[cut:])
+        return self.loss_fn(self.model(*args[:cut], **kwargs), *args[cut:])
 
     def _raise_own_error(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A call that the plain model refuses too (a wrong shape, say) gives the model's own error. Leaves no trace."""
