@@ -38,8 +38,10 @@ class Traced:
         optimizer: torch.optim.Optimizer | None = None,
         accumulates: bool = False,
         reserve_bytes: int = 0,
+        target: str | None = None,
     ) -> Captured:
-        """Ready to plan. `compiler` is one that says the same about tracing as the one the step was traced for."""
+        """Ready to plan. `compiler` is one that says the same about tracing as the one the step was traced for; `target` the kind of
+        device the optimizer will step on, where that is not the model's own."""
         joint = replace(self.joint, module=_copied(self.joint.module))
         if compiler is None:
             use_cudnn_batch_norm(joint.module)
@@ -62,7 +64,7 @@ class Traced:
             names=names,
             reserve_bytes=reserve_bytes,
             accumulates=accumulates,
-            optimizer=optimizer_bytes(optimizer, granularity=granularity) if optimizer is not None else None,
+            optimizer=optimizer_bytes(optimizer, granularity=granularity, device=target) if optimizer is not None else None,
         )
         return replace(lower(joint, setting), compiled=compiler is not None)
 

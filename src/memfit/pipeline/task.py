@@ -103,7 +103,8 @@ class Task:
         )
 
     def _captured(self, step: Traced, accumulates: bool, compiler: Compiler | None) -> Captured:
-        return step.captured(compiler, optimizer=self.optimizer, accumulates=accumulates, reserve_bytes=self.reserve_bytes)
+        target = "cuda" if self.is_elsewhere else None
+        return step.captured(compiler, optimizer=self.optimizer, accumulates=accumulates, reserve_bytes=self.reserve_bytes, target=target)
 
     @cached_property
     def compiles(self) -> bool:

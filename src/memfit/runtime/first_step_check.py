@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from memfit.runtime.autograd_step import Session
+from memfit.runtime.plain_calls import made_plain
 from memfit.runtime.rng import get_state, set_state
 from memfit.torch_private.trees import leaves_of
 
@@ -96,7 +97,7 @@ def _run_plain(session: Session, tangents: tuple[torch.Tensor, ...], plain: Call
         session.sources[i].data.copy_(old)
     set_state(device, session.rng_at_start)
     try:
-        with torch.enable_grad():
+        with made_plain(), torch.enable_grad():
             outputs = [t for t in leaves_of(plain()) if isinstance(t, torch.Tensor)]
             graded = [outputs[i] for i in convention.differentiable]
             gradients = torch.autograd.grad(graded, [p for _, p in _list_trained(session)], list(tangents), allow_unused=True)

@@ -17,13 +17,13 @@ import torch
 from memfit.capture.guards.frame import Locals, capture_step, locals_of
 from memfit.capture.guards.graph_model import GraphModel
 from memfit.capture.guards.turns import Turns
+from memfit.capture.random_streams import kept_random_streams
 from memfit.core.errors import BadInput, Unsupported
 from memfit.core.plan import Plan
 from memfit.core.recent import Recent
 from memfit.runtime.closed_loop import Stepper
 from memfit.runtime.graph_stepper import GraphStepper, Way
 from memfit.runtime.report import Report
-from memfit.runtime.rng import keep_random_states
 from memfit.torch_private.dynamo import NotCaptured
 from memfit.torch_private.tensors import require_plain_autograd
 
@@ -71,7 +71,7 @@ class Guarded:
         way = self._captured(ways, local, tensors)
         if way is None:
             self._latest = self.own
-            with keep_random_states():
+            with kept_random_streams():
                 self.own.latest, _ = self.own.shape_of(args, kwargs)
 
     def plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -105,7 +105,7 @@ class Guarded:
         for stepper in self._steppers():
             stepper.forget_recordings()  # their pools go back: planning measures, and the new plan needs the memory
         try:
-            with keep_random_states(), torch.enable_grad():
+            with kept_random_streams(), torch.enable_grad():
                 way = Way(capture_step(local), self.model, self._stepper_over)
                 way.prepare(local, tensors)
         except (NotCaptured, Unsupported, BadInput) as error:

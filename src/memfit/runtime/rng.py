@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
 import torch
 
 from memfit.core.errors import Unsupported
@@ -59,18 +53,3 @@ class RandomStates:
 
     def resume(self) -> None:
         set_state(self._device, self._present)
-
-
-@contextmanager
-def keep_random_states() -> Iterator[None]:
-    """Whatever is drawn inside, by anybody: the random numbers of Python, NumPy and torch go on as if nothing had been."""
-    numpy: Any = sys.modules.get("numpy")
-    python, arrays = random.getstate(), numpy.random.get_state() if numpy is not None else None
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            if arrays is not None:
-                numpy.random.set_state(arrays)
