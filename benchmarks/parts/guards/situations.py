@@ -145,7 +145,12 @@ def _equal(a: Any, b: Any, tolerance: float) -> bool:
         return type(a) is type(b) and bool(a == b)
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return torch.equal(a, b) or float((a.double() - b.double()).abs().max()) <= tolerance * max(float(a.double().abs().max()), 1e-3)
+    return torch.equal(a, b) or torch.allclose(a.double(), b.double(), rtol=0, atol=tolerance * _scale(a), equal_nan=True)
+
+
+def _scale(a: torch.Tensor) -> float:
+    finite = a[a.isfinite()].double().abs() if a.is_floating_point() else a.double().abs()
+    return max(float(finite.max()), 1e-3) if finite.numel() else 1.0
 
 
 def judge(plain: Outcome, fitted: Outcome, tolerance: float) -> tuple[str, str]:

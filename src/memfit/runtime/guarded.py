@@ -21,7 +21,9 @@ from memfit.capture.random_streams import kept_random_streams
 from memfit.core.errors import BadInput, Unsupported
 from memfit.core.plan import Plan
 from memfit.core.recent import Recent
+from memfit.runtime.autograd_step import Ready
 from memfit.runtime.closed_loop import Stepper
+from memfit.runtime.cuda_graphs import Recorder
 from memfit.runtime.graph_stepper import GraphStepper, Way
 from memfit.runtime.report import Report
 from memfit.torch_private.dynamo import NotCaptured
@@ -114,6 +116,7 @@ class Guarded:
         ways.found.insert(0, way)
         del ways.found[Turns.most :]
         assert way.stepper is not None
+        way.stepper.check, way.stepper.recorder = self.own.check, self.own.recorder
         self._latest = way.stepper
         return way
 
@@ -122,6 +125,26 @@ class Guarded:
 
     def _steppers(self) -> list[Stepper]:
         return [self.own, *(way.stepper for ways in self._ways.values() for way in ways.found if way.stepper is not None)]
+
+    # -- settings: of all steppers behind it ----------------------------------------------------------------------
+
+    @property
+    def check(self) -> bool | str:
+        return self.own.check
+
+    @check.setter
+    def check(self, check: bool | str) -> None:
+        for stepper in self._steppers():
+            stepper.check = check
+
+    @property
+    def recorder(self) -> Callable[[Ready], Recorder] | None:
+        return self.own.recorder
+
+    @recorder.setter
+    def recorder(self, recorder: Callable[[Ready], Recorder] | None) -> None:
+        for stepper in self._steppers():
+            stepper.recorder = recorder
 
     # -- what users ask ------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from memfit.torch_private.probe import Symbol
+from memfit.torch_private.probe import Symbol, is_tested
 
 _NEED = "guard what a step depends on"
 _COMPILE = Symbol("torch._dynamo.convert_frame.compile_frame", _NEED)
@@ -69,6 +69,8 @@ def capture_frame(function: types.FunctionType, local: Locals, *, fast_check: bo
 
     The function's globals are a dictionary of its own each time: Dynamo writes aliases into them.
     """
+    if not is_tested():
+        raise NotCaptured("steps are captured by Dynamo on versions of torch that memfit is tested on")
     fresh = types.FunctionType(function.__code__, {"__builtins__": builtins, "__name__": function.__name__})
     held: dict[str, Any] = {}
 
