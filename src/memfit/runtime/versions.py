@@ -14,6 +14,7 @@ import torch
 from memfit.capture.captured import Captured
 from memfit.core.errors import Unsupported
 from memfit.torch_private.autograd import versions_of
+from memfit.torch_private.tensors import storage_key
 
 
 class Versions:
@@ -27,7 +28,8 @@ class Versions:
         now = versions_of(saved)
         if now != self._of_saved:
             k = next(k for k, (a, b) in enumerate(zip(now, self._of_saved, strict=True)) if a != b)
-            position = next((i for i, s in enumerate(self._sources) if s is saved[k]), None)
+            key = storage_key(saved[k])
+            position = next((i for i, s in enumerate(self._sources) if storage_key(s) == key), None)
             raise _changed(saved[k], self._name(position), now[k], self._of_saved[k])
 
     def require_same_sources(self) -> None:
