@@ -18,9 +18,10 @@ from memfit.core.errors import BadInput, MemfitError, Unsupported
 from memfit.core.plan import Plan
 from memfit.core.recent import Recent
 from memfit.core.units import format_bytes
-from memfit.runtime.autograd_step import GradientSink, Ready, Session, Step, run, source_bytes
+from memfit.runtime.autograd_step import Ready, Session, Step, run, source_bytes
 from memfit.runtime.cuda_graphs import Recorder, Recording, Replayed
 from memfit.runtime.first_step_check import Verdict, compare
+from memfit.runtime.gradients import GradientSink, Tangents
 from memfit.runtime.report import Report
 from memfit.torch_private.fake import fakes_like
 from memfit.torch_private.tensors import has_gradient_hooks, is_profiling, own_tensors
@@ -215,9 +216,7 @@ class Stepper:
 
     # -- the first step of a shape -----------------------------------------------------------------------------------
 
-    def finish_trial(
-        self, shape: _Shape, session: Session, tangents: tuple[torch.Tensor, ...], sink: GradientSink, plain: Callable[[], Any]
-    ) -> None:
+    def finish_trial(self, shape: _Shape, session: Session, tangents: Tangents, sink: GradientSink, plain: Callable[[], Any]) -> None:
         if self._should_check(shape, sink):
             inputs = (f"input {i}" for i in range(shape.ready.captured.convention.num_inputs))
             names = (*(n for n, _ in self.model.named_parameters()), *(n for n, _ in self.model.named_buffers()), *inputs)
@@ -347,7 +346,7 @@ class Trial:
             self.peak = max(self.peak or 0, self.left + peak)
             self.left += left
 
-    def done(self, session: Session, tangents: tuple[torch.Tensor, ...], sink: GradientSink) -> None:
+    def done(self, session: Session, tangents: Tangents, sink: GradientSink) -> None:
         if self.peak is not None:
             self.stepper.settle(self.shape, self.held_before + self.peak)
         self.stepper.finish_trial(self.shape, session, tangents, sink, self.plain)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from memfit.runtime.autograd_step import Session
+from memfit.runtime.gradients import Tangents
 from memfit.runtime.plain_calls import made_plain
 from memfit.runtime.rng import get_state, set_state
 from memfit.torch_private.trees import leaves_of
@@ -44,7 +45,7 @@ class Verdict:
         return f"outputs, gradients and buffers equal the plain model's up to {self.worst_fraction:.1e} (worst: {self.where})"
 
 
-def compare(session: Session, tangents: tuple[torch.Tensor, ...], plain: Callable[[], Any], names: tuple[str, ...]) -> Verdict:
+def compare(session: Session, tangents: Tangents, plain: Callable[[], Any], names: tuple[str, ...]) -> Verdict:
     """Run the plain model as the session ran, and compare. Random state and buffers are put back."""
     parameters = _list_trained(session)
     buffers = {i: session.sources[i].data.clone() for i in session.old_buffers}
@@ -88,7 +89,7 @@ def _nudge(parameters: list[tuple[int, torch.Tensor]]) -> Iterator[None]:
             p.data.copy_(old)
 
 
-def _run_plain(session: Session, tangents: tuple[torch.Tensor, ...], plain: Callable[[], Any]) -> _Values:
+def _run_plain(session: Session, tangents: Tangents, plain: Callable[[], Any]) -> _Values:
     """The plain model on the session's inputs, random numbers and incoming gradients."""
     convention, device = session.captured.convention, session.captured.device
     planned = {i: session.sources[i].data.clone() for i in session.old_buffers}
@@ -99,8 +100,9 @@ def _run_plain(session: Session, tangents: tuple[torch.Tensor, ...], plain: Call
     try:
         with made_plain(), torch.enable_grad():
             outputs = [t for t in leaves_of(plain()) if isinstance(t, torch.Tensor)]
-            graded = [outputs[i] for i in convention.differentiable]
-            gradients = torch.autograd.grad(graded, [p for _, p in _list_trained(session)], list(tangents), allow_unused=True)
+            used = [(outputs[i], t) for i, t in zip(convention.differentiable, tangents, strict=True) if t is not None]
+            leaves = [p for _, p in _list_trained(session)]
+            gradients = torch.autograd.grad([o for o, _ in used], leaves, [t for _, t in used], allow_unused=True)
         buffers = {i: session.sources[i].data.clone() for i in session.old_buffers}
         return _Values([o.detach() for o in outputs], list(gradients), buffers)
     finally:
