@@ -155,7 +155,7 @@ def surrounding_changes(model: nn.Module) -> Iterator[Change]:
     yield Change(name="a function of torch", apply=lambda c, r: _swap(vars(functional), "linear", _double(functional.linear)))
     yield Change(name="a hook on all modules", apply=lambda c, r: torch_module.register_module_forward_hook(_scale_linear).remove)
     yield Change(name="the default type", apply=lambda c, r: _swap_default_dtype())
-    yield Change(name="autocast around", apply=lambda c, r: _enter(torch.autocast("cpu", torch.bfloat16)))
+    yield Change(name="autocast around", apply=lambda c, r: _enter(torch.autocast("cpu", torch.bfloat16, cache_enabled=False)))
     yield Change(name="deterministic algorithms", apply=lambda c, r: _swap_deterministic())
     yield Change(name="the loss's closure", apply=lambda c, r: c.weight.__setitem__("weight", 0.5))
     yield Change(name="gradients kept", apply=lambda c, r: [setattr(p, "grad", torch.ones_like(p)) for p in r.parameters()] and None)

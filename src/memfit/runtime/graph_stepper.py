@@ -76,9 +76,9 @@ class Way:
             self.stepper.latest = shape
             raise _Prepared
         if not any(s.requires_grad for s in sources):
-            made: Any = graph(*inputs)
+            made: Any = graph.run(values)
         else:
-            made = self.stepper.run_planned(shape, sources, lambda: self._run_plain(graph, inputs, plain))
+            made = self.stepper.run_planned(shape, sources, lambda: self._run_plain(graph, values, plain))
         self._now.made = made
         return graph.with_inputs(made, values)
 
@@ -95,9 +95,9 @@ class Way:
         made = self._now.made
         return [leaves[id(t)] for t in made] if all(id(t) in leaves for t in made) else []
 
-    def _run_plain(self, graph: GraphModel, inputs: tuple[torch.Tensor, ...], plain: Callable[[], Any]) -> Any:
+    def _run_plain(self, graph: GraphModel, values: tuple[torch.Tensor, ...], plain: Callable[[], Any]) -> Any:
         """For the check of the first step: the user's own model, or the graph where running that twice would be seen."""
         if not self._order or self.frame.writes:
-            return graph(*inputs)
+            return graph.run(values)
         leaves = [t for t in leaves_of(plain()) if isinstance(t, torch.Tensor)]
         return tuple(leaves[j] for j in self._order)

@@ -9,7 +9,7 @@ call ── shape ──> ways of this shape ── one whose guards hold? ─�
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -161,4 +161,4 @@ class Guarded:
         return self._latest.plan
 
     def report(self) -> Report:
-        return self._latest.report()
+        return replace(self._latest.report(), num_shapes=sum(len(stepper.shapes) for stepper in self._steppers()))

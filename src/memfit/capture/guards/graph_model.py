@@ -63,10 +63,14 @@ class GraphModel(nn.Module):
         made = _Places(self._plain[0]).run(*(state[f] if isinstance(f, str) else inputs[f] for f in self.feeds))
         return tuple(made[k] for k in self.kept)
 
+    def run(self, values: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The outputs that are kept, computed as they come, from values of all the graph's inputs."""
+        made = self._plain[0](*values)
+        return tuple(made[k] for k in self.kept)
+
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         state = {**self._parameters, **self._buffers}
-        made = self._plain[0](*(state[f] if isinstance(f, str) else inputs[f] for f in self.feeds))
-        return tuple(made[k] for k in self.kept)
+        return self.run([state[f] if isinstance(f, str) else inputs[f] for f in self.feeds])
 
 
 def find_returned_inputs(graph: torch.fx.GraphModule) -> dict[int, int]:
