@@ -19,8 +19,10 @@ from memfit.core.plan import Plan
 from memfit.core.units import format_bytes
 from memfit.runtime.autograd_step import Ready, Session, Step, run, source_bytes
 from memfit.runtime.cuda_graphs import Recorder, Recording, Replayed
-from memfit.runtime.first_step_check import Verdict, compare
+from memfit.runtime.first_step_check import CannotJudge, Verdict, compare
+from memfit.runtime.free_memory import free_bytes
 from memfit.runtime.gradients import GradientSink, Tangents
+from memfit.runtime.moment import Moment
 from memfit.runtime.report import Report
 from memfit.torch_private.tensors import has_gradient_hooks, is_profiling, own_tensors
 
@@ -48,6 +50,7 @@ class _Shape:
 
     ready: Ready
     prepare: Callable[[int], Ready]
+    moment: Moment
     tighter_by: int = 0
     measured_peak_bytes: int | None = None
     verdict: Verdict | None = None
@@ -108,7 +111,7 @@ class Stepper:
         session = Session(shape.ready, sources, trial=shape.steps == 0, replan=lambda ready: self._after_oom(shape, ready))
         if session.trial:
             shape.ready.make_room()
-            session.watch = Trial(self, shape, lambda: self.plain(args, kwargs))
+            session.watch = Trial(self, shape, PlainCall(self, args, kwargs))
         return session
 
     def _replayed(self, shape: _Shape, sources: tuple[torch.Tensor, ...]) -> Step | None:
@@ -160,13 +163,15 @@ class Stepper:
         accumulates = any(p.grad is not None for p in parameters)
         key = (call.key(), accumulates, training, _mode_of(parameters))
         if key not in self.shapes:
+            moment = Moment.now(self.model, next((p.device for p in parameters), torch.device("cpu")))
 
             def prepare(tighter_by: int) -> Ready:
-                return self.prepare(args, kwargs, accumulates=accumulates, tighter_by=tighter_by)
+                with moment.again(self.model), torch.enable_grad():
+                    return self.prepare(args, kwargs, accumulates=accumulates, tighter_by=tighter_by)
 
             self._forget_recordings()
             ready = prepare(0)
-            self.shapes[key] = _Shape(ready=ready, prepare=prepare, notes=[ready.note] if ready.note else [])
+            self.shapes[key] = _Shape(ready=ready, prepare=prepare, moment=moment, notes=[ready.note] if ready.note else [])
         return self.shapes[key], (*parameters, *buffers, *call.tensors)
 
     def _wants_gradients(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -181,15 +186,22 @@ class Stepper:
     # -- the first step of a shape -----------------------------------------------------------------------------------
 
     def finish_trial(self, shape: _Shape, session: Session, tangents: Tangents, sink: GradientSink, plain: Callable[[], Any]) -> None:
-        if self._should_check(shape, sink):
-            inputs = (f"input {i}" for i in range(shape.ready.captured.convention.num_inputs))
-            names = (*(n for n, _ in self.model.named_parameters()), *(n for n, _ in self.model.named_buffers()), *inputs)
-            shape.verdict = compare(session, tangents, plain, names)
+        if not self._should_check(shape, sink):
+            return
+        inputs = (f"input {i}" for i in range(shape.ready.captured.convention.num_inputs))
+        names = (*(n for n, _ in self.model.named_parameters()), *(n for n, _ in self.model.named_buffers()), *inputs)
+        try:
+            shape.verdict = compare(session, tangents, sink, plain, names, lambda: shape.moment.again(self.model))
+        except CannotJudge as reason:
+            shape.notes.append(f"first step not checked against the plain model: {reason}")
+        except Exception as error:
+            shape.notes.append(f"first step not checked against the plain model, which could not be run again: {str(error)[:200]}")
+        else:
             _raise_if_wrong(shape.verdict)
 
     def _should_check(self, shape: _Shape, sink: GradientSink) -> bool:
-        """Where the plain model fits in the budget beside our gradients; never while gradients accumulate or have hooks."""
-        captured, budget = shape.ready.captured, shape.ready.plan.budget.device_bytes
+        """Where the plain model fits in the device's free memory beside our gradients; never while gradients accumulate or have hooks."""
+        captured = shape.ready.captured
         parameters = list(self.model.parameters())
         if self.check is False or captured.accumulates or any(map(has_gradient_hooks, parameters)):
             return False
@@ -201,8 +213,8 @@ class Stepper:
         if self.check == "always":
             return True
         gradient_bytes = sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
-        needed = shape.ready.keep_all_peak_bytes + gradient_bytes
-        fits = budget is None or needed <= budget
+        needed = max(0, shape.ready.keep_all_peak_bytes - source_bytes(captured)) + gradient_bytes
+        fits = needed <= free_bytes(captured.device) // 2
         if not fits:
             shape.notes.append(f"first step not checked against the plain model: that would take {format_bytes(needed)}")
         return fits and (self.check is True or needed <= 2**30)
@@ -278,6 +290,19 @@ class Stepper:
         )
 
 
+class PlainCall:
+    """The plain model's result for a call, apart from what made its inputs; `inputs` are the tensors that stand for them."""
+
+    def __init__(self, stepper: Stepper, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._stepper, self._args, self._kwargs = stepper, args, kwargs
+        self.inputs: tuple[torch.Tensor, ...] = ()
+
+    def __call__(self) -> Any:
+        call = self._stepper.flatten(self._args, self._kwargs)
+        self.inputs = tuple(t.detach().requires_grad_(t.requires_grad) if t.requires_grad else t for t in call.tensors)
+        return self._stepper.plain(*call.rebuild(self.inputs))
+
+
 class Trial:
     """Watches the first step of a shape: measures its peak, then has it compared with the plain model."""
 
@@ -311,10 +336,12 @@ class Trial:
             self.left += left
 
     def done(self, session: Session, tangents: Tangents, sink: GradientSink) -> None:
-        if self.peak is not None:
-            self.stepper.settle(self.shape, self.held_before + self.peak)
-        self.stepper.finish_trial(self.shape, session, tangents, sink, self.plain)
-        session.outputs, session.old_buffers, session.watch = [], {}, None
+        try:
+            if self.peak is not None:
+                self.stepper.settle(self.shape, self.held_before + self.peak)
+            self.stepper.finish_trial(self.shape, session, tangents, sink, self.plain)
+        finally:
+            session.forget_trial()
 
 
 def _raise_if_wrong(verdict: Verdict) -> None:
