@@ -150,7 +150,7 @@ def _equal(a: Any, b: Any, tolerance: float) -> bool:
 
 def _scale(a: torch.Tensor) -> float:
     finite = a[a.isfinite()].double().abs() if a.is_floating_point() else a.double().abs()
-    return max(float(finite.max()), 1e-3) if finite.numel() else 1.0
+    return max(float(finite.max()), 0.05) if finite.numel() else 1.0
 
 
 def judge(plain: Outcome, fitted: Outcome, tolerance: float) -> tuple[str, str]:

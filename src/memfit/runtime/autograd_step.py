@@ -23,7 +23,7 @@ from memfit.runtime.gradients import GradientSink, Tangents, match_layouts
 from memfit.runtime.host_copies import HostCopies
 from memfit.runtime.rng import RandomStates, get_state, set_state
 from memfit.runtime.versions import Versions
-from memfit.torch_private.autograd import is_checkpointing
+from memfit.torch_private.autograd import is_checkpointing, versions_of
 from memfit.torch_private.tensors import copy_each, disable_autocast, has_hooks, will_execute
 from memfit.torch_private.trees import unflatten
 
@@ -102,7 +102,9 @@ class Session:
         self.saved: list[Any] | None = None
         self.rng_at_start = get_state(self.captured.device)
         self.old_buffers: dict[int, torch.Tensor] = {}
+        self.new_buffers: dict[int, torch.Tensor] = {}  # of a trial, as forward left them
         self.outputs: list[torch.Tensor] = []
+        self._output_versions: list[int] = []
         self.watch: Watch | None = None
         self.arena_run: Run | None = None
         self.updated = False
@@ -137,9 +139,23 @@ class Session:
             del mutations
         if self.trial:
             self.outputs = [o.detach() for o in outputs]
+            self._output_versions = versions_of(self.outputs)
+            self.new_buffers = {i: self.sources[i].data.clone() for i in self.old_buffers}
         assert self.saved is not None
         self.versions = Versions(self.captured, self.sources, self.saved)
         return outputs
+
+    def forget_trial(self) -> None:
+        self.outputs, self.old_buffers, self.new_buffers, self.watch = [], {}, {}, None
+
+    def is_untouched(self, output: int) -> bool:
+        """Whether an output of a trial is as forward gave it."""
+        return versions_of(self.outputs[output : output + 1]) == self._output_versions[output : output + 1]
+
+    @property
+    def sources_unchanged(self) -> bool:
+        """Whether forward would read now what it read then, but for buffers that it changes."""
+        return self.versions is not None and self.versions.find_changed_source() is None
 
     def _update(self, mutations: list[torch.Tensor]) -> None:
         """The new values of buffers, all of them: interrupted in between, the copies are made again."""

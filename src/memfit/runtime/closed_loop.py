@@ -20,8 +20,10 @@ from memfit.core.recent import Recent
 from memfit.core.units import format_bytes
 from memfit.runtime.autograd_step import Ready, Session, Step, run, source_bytes
 from memfit.runtime.cuda_graphs import Recorder, Recording, Replayed
-from memfit.runtime.first_step_check import Verdict, compare
+from memfit.runtime.first_step_check import CannotJudge, Verdict, compare
+from memfit.runtime.free_memory import free_bytes
 from memfit.runtime.gradients import GradientSink, Tangents
+from memfit.runtime.moment import Moment
 from memfit.runtime.report import Report
 from memfit.torch_private.fake import fakes_like
 from memfit.torch_private.tensors import has_gradient_hooks, is_profiling, own_tensors
@@ -62,6 +64,7 @@ class _Shape:
 
     ready: Ready
     prepare: Callable[[int], Ready]
+    moment: Moment
     tighter_by: int = 0
     measured_peak_bytes: int | None = None
     verdict: Verdict | None = None
@@ -100,6 +103,7 @@ class Stepper:
         self.meter, self.flatten, self.recorder, self.watched = meter, flatten, recorder, watched
         self.shapes: Recent[_Shape] = Recent()
         self.latest: _Shape | None = None
+        self.subject = model  # whose training flags a plan depends on
 
     # -- a step --------------------------------------------------------------------------------------------------
 
@@ -112,7 +116,7 @@ class Stepper:
         except Unsupported:
             self.raise_own_error(args, kwargs)
             raise
-        return self.run_planned(shape, sources, lambda: self.plain(args, kwargs))
+        return self.run_planned(shape, sources, PlainCall(self, args, kwargs))
 
     def run_planned(self, shape: _Shape, sources: tuple[torch.Tensor, ...], plain: Callable[[], Any]) -> Any:
         """The step by its plan; the first one of a shape is compared with what `plain` gives."""
@@ -181,13 +185,15 @@ class Stepper:
                 self.watched.begin(key[0], self.flatten(args, kwargs))
             self.forget_recordings()
             again = fakes_like((args, kwargs))  # to plan a second time: the tensors themselves are the caller's
+            moment = Moment.now(self.subject, sources[0].device if sources else torch.device("cpu"))
 
             def prepare(tighter_by: int) -> Ready:
-                return self.prepare(*again, accumulates=accumulates, tighter_by=tighter_by)
+                with moment.again(self.subject), torch.enable_grad():
+                    return self.prepare(*again, accumulates=accumulates, tighter_by=tighter_by)
 
             with self.watched.planning() if self.watched is not None else nullcontext():
                 ready = self.prepare(args, kwargs, accumulates=accumulates, tighter_by=0)
-            shape = self.shapes.keep(key, _Shape(ready=ready, prepare=prepare, notes=[ready.note] if ready.note else []))
+            shape = self.shapes.keep(key, _Shape(ready=ready, prepare=prepare, moment=moment, notes=[ready.note] if ready.note else []))
         elif self.watched is not None:
             self.watched.served(key[0])
         return shape, sources
@@ -217,15 +223,22 @@ class Stepper:
     # -- the first step of a shape -----------------------------------------------------------------------------------
 
     def finish_trial(self, shape: _Shape, session: Session, tangents: Tangents, sink: GradientSink, plain: Callable[[], Any]) -> None:
-        if self._should_check(shape, sink):
-            inputs = (f"input {i}" for i in range(shape.ready.captured.convention.num_inputs))
-            names = (*(n for n, _ in self.model.named_parameters()), *(n for n, _ in self.model.named_buffers()), *inputs)
-            shape.verdict = compare(session, tangents, plain, names)
+        if not self._should_check(shape, sink):
+            return
+        inputs = (f"input {i}" for i in range(shape.ready.captured.convention.num_inputs))
+        names = (*(n for n, _ in self.model.named_parameters()), *(n for n, _ in self.model.named_buffers()), *inputs)
+        try:
+            shape.verdict = compare(session, tangents, sink, plain, names, lambda: shape.moment.again(self.subject))
+        except CannotJudge as reason:
+            shape.notes.append(f"first step not checked against the plain model: {reason}")
+        except Exception as error:
+            shape.notes.append(f"first step not checked against the plain model, which could not be run again: {str(error)[:200]}")
+        else:
             _raise_if_wrong(shape.verdict)
 
     def _should_check(self, shape: _Shape, sink: GradientSink) -> bool:
-        """Where the plain model fits in the budget beside our gradients; never while gradients accumulate or have hooks."""
-        captured, budget = shape.ready.captured, shape.ready.plan.budget.device_bytes
+        """Where the plain model fits in the device's free memory beside our gradients; never while gradients accumulate or have hooks."""
+        captured = shape.ready.captured
         parameters = list(self.model.parameters())
         if self.check is False or captured.accumulates or any(map(has_gradient_hooks, parameters)):
             return False
@@ -237,8 +250,8 @@ class Stepper:
         if self.check == "always":
             return True
         gradient_bytes = sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
-        needed = shape.ready.keep_all_peak_bytes + gradient_bytes
-        fits = budget is None or needed <= budget
+        needed = max(0, shape.ready.keep_all_peak_bytes - source_bytes(captured)) + gradient_bytes
+        fits = needed <= free_bytes(captured.device) // 2
         if not fits:
             shape.notes.append(f"first step not checked against the plain model: that would take {format_bytes(needed)}")
         return fits and (self.check is True or needed <= 2**30)
@@ -314,6 +327,19 @@ class Stepper:
         )
 
 
+class PlainCall:
+    """The plain model's result for a call, apart from what made its inputs; `inputs` are the tensors that stand for them."""
+
+    def __init__(self, stepper: Stepper, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._stepper, self._args, self._kwargs = stepper, args, kwargs
+        self.inputs: tuple[torch.Tensor, ...] = ()
+
+    def __call__(self) -> Any:
+        call = self._stepper.flatten(self._args, self._kwargs)
+        self.inputs = tuple(t.detach().requires_grad_(t.requires_grad) if t.requires_grad else t for t in call.tensors)
+        return self._stepper.plain(*call.rebuild(self.inputs))
+
+
 class Trial:
     """Watches the first step of a shape: measures its peak, then has it compared with the plain model."""
 
@@ -347,10 +373,12 @@ class Trial:
             self.left += left
 
     def done(self, session: Session, tangents: Tangents, sink: GradientSink) -> None:
-        if self.peak is not None:
-            self.stepper.settle(self.shape, self.held_before + self.peak)
-        self.stepper.finish_trial(self.shape, session, tangents, sink, self.plain)
-        session.outputs, session.old_buffers, session.watch = [], {}, None
+        try:
+            if self.peak is not None:
+                self.stepper.settle(self.shape, self.held_before + self.peak)
+            self.stepper.finish_trial(self.shape, session, tangents, sink, self.plain)
+        finally:
+            session.forget_trial()
 
 
 def _raise_if_wrong(verdict: Verdict) -> None:

@@ -18,6 +18,9 @@ from memfit.capture.guards.graph_model import GraphModel
 from memfit.runtime.closed_loop import Stepper
 from memfit.torch_private.trees import leaves_of
 
+Plain = Callable[[tuple[torch.Tensor, ...]], Any]
+"""The plain model's result for a call with these tensors."""
+
 
 class GraphStepper(Stepper):
     """A stepper whose model is a captured graph. Guards stand in front: of a call only the gradients that are there are looked at."""
@@ -42,6 +45,7 @@ class Way:
         self.stepper: GraphStepper | None = None
         self._call = frame.captured.bind(self._run_graph)
         self._now = threading.local()
+        self.num_others = 0  # inputs of the graph that are neither the model's nor the call's: tensors that something else holds
         self._order: list[int] | None = None  # of the user's tensors, the one that is output k of the graph
 
     def prepare(self, local: Mapping[str, Any], tensors: tuple[torch.Tensor, ...]) -> None:
@@ -54,7 +58,7 @@ class Way:
         finally:
             self._now.__dict__.clear()
 
-    def step(self, local: Mapping[str, Any], tensors: tuple[torch.Tensor, ...], plain: Callable[[], Any]) -> Any:
+    def step(self, local: Mapping[str, Any], tensors: tuple[torch.Tensor, ...], plain: Plain) -> Any:
         self._now.tensors, self._now.plain = tensors, plain
         try:
             result = self._call(**local)
@@ -68,9 +72,11 @@ class Way:
         tensors, plain = self._now.tensors, self._now.plain
         if self.stepper is None:
             self.stepper = self._stepper_over(GraphModel(self.frame.captured.graph, self._feeds(values, tensors), self.model))
+            self.stepper.subject = self.model
         graph = self.stepper.model
         graph.take(values, self.model)
-        inputs = (*tensors, *(v for f, v in zip(graph.feeds, values, strict=True) if isinstance(f, int) and f >= len(tensors)))
+        others = [v for f, v in zip(graph.feeds, values, strict=True) if isinstance(f, int) and f >= len(tensors)]
+        inputs, self.num_others = (*tensors, *others), len(others)
         shape, sources = self.stepper.shape_of(inputs, {})
         if plain is None:
             self.stepper.latest = shape
@@ -78,7 +84,7 @@ class Way:
         if not any(s.requires_grad for s in sources):
             made: Any = graph.run(values)
         else:
-            made = self.stepper.run_planned(shape, sources, lambda: self._run_plain(graph, values, plain))
+            made = self.stepper.run_planned(shape, sources, PlainWay(self, values, inputs, plain))
         self._now.made = made
         return graph.with_inputs(made, values)
 
@@ -95,9 +101,33 @@ class Way:
         made = self._now.made
         return [leaves[id(t)] for t in made] if all(id(t) in leaves for t in made) else []
 
-    def _run_plain(self, graph: GraphModel, values: tuple[torch.Tensor, ...], plain: Callable[[], Any]) -> Any:
-        """For the check of the first step: the user's own model, or the graph where running that twice would be seen."""
-        if not self._order or self.frame.writes:
-            return graph.run(values)
-        leaves = [t for t in leaves_of(plain()) if isinstance(t, torch.Tensor)]
-        return tuple(leaves[j] for j in self._order)
+    @property
+    def can_run_plain(self) -> bool:
+        """Whether the user's own model gives what the graph gives, and may be run again without anybody seeing it."""
+        return bool(self._order) and not self.frame.writes
+
+    def outputs_of(self, result: Any) -> tuple[torch.Tensor, ...]:
+        """The graph's outputs among what the user's model gives."""
+        leaves = [t for t in leaves_of(result) if isinstance(t, torch.Tensor)]
+        return tuple(leaves[j] for j in self._order or ())
+
+
+class PlainWay:
+    """For the check of the first step: the user's own model, or the graph where running the model twice would be seen.
+
+    `inputs` are the tensors that stand for the call's, apart from what made them.
+    """
+
+    def __init__(self, way: Way, values: tuple[torch.Tensor, ...], inputs: tuple[torch.Tensor, ...], plain: Plain) -> None:
+        self._way, self._values, self._given, self._plain = way, values, inputs, plain
+        self.inputs: tuple[torch.Tensor, ...] = ()
+
+    def __call__(self) -> Any:
+        way, given = self._way, self._given
+        assert way.stepper is not None
+        count = len(self._given) - way.num_others
+        self.inputs = (*(t.detach().requires_grad_() if t.requires_grad else t for t in given[:count]), *given[count:])
+        if way.can_run_plain:
+            return way.outputs_of(self._plain(self.inputs[:count]))
+        graph = way.stepper.model
+        return graph.run([v if isinstance(f, str) else self.inputs[f] for f, v in zip(graph.feeds, self._values, strict=True)])

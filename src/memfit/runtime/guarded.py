@@ -17,7 +17,7 @@ import torch
 from memfit.capture.guards.frame import Locals, capture_step, locals_of
 from memfit.capture.guards.graph_model import GraphModel
 from memfit.capture.guards.turns import Turns
-from memfit.capture.random_streams import kept_random_streams
+from memfit.capture.inputs import Call
 from memfit.core.errors import BadInput, Unsupported
 from memfit.core.plan import Plan
 from memfit.core.recent import Recent
@@ -27,6 +27,7 @@ from memfit.runtime.cuda_graphs import Recorder
 from memfit.runtime.graph_stepper import GraphStepper, Way
 from memfit.runtime.report import Report
 from memfit.torch_private.dynamo import NotCaptured
+from memfit.torch_private.random_ops import keep_random_states
 from memfit.torch_private.tensors import require_plain_autograd
 
 
@@ -55,32 +56,32 @@ class Guarded:
         if not torch.is_grad_enabled() or not self._wants_gradients(args, kwargs):
             return self.own.plain(args, kwargs)
         require_plain_autograd()
-        ways, local, tensors = self._look(args, kwargs)
+        ways, local, call = self._look(args, kwargs)
         way = self._serving(ways, local)
         if way is None and not (ways.refusal and (not ways.found or self.own.knows(args, kwargs))):
-            way = self._captured(ways, local, tensors)
+            way = self._captured(ways, local, call.tensors)
         if way is None:
             self._latest = self.own
             return self.own.step(args, kwargs)
-        result = way.step(local, tensors, lambda: self.own.plain(args, kwargs))
+        result = way.step(local, call.tensors, lambda tensors: self.own.plain(*call.rebuild(tensors)))
         assert way.stepper is not None
         self._latest = way.stepper
         return result
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Plan for a call like this one. Nothing of the user's runs where Dynamo captures the step."""
-        ways, local, tensors = self._look(args, kwargs)
-        way = self._captured(ways, local, tensors)
+        ways, local, call = self._look(args, kwargs)
+        way = self._captured(ways, local, call.tensors)
         if way is None:
             self._latest = self.own
-            with kept_random_streams():
+            with keep_random_states():
                 self.own.latest, _ = self.own.shape_of(args, kwargs)
 
     def plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The plain model's result for this call, loss included."""
         return self.own.plain(args, kwargs)
 
-    def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Ways, Locals, tuple[torch.Tensor, ...]]:
+    def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Ways, Locals, Call]:
         own = self.own
         own.check_targets(args)
         call = own.flatten(args, kwargs)
@@ -88,7 +89,7 @@ class Guarded:
         ways = self._ways.find(key)
         if ways is None:
             ways = self._ways.keep(key, _Ways())
-        return ways, locals_of(self.model, own.loss_fn, own.num_targets, args, kwargs), call.tensors
+        return ways, locals_of(self.model, own.loss_fn, own.num_targets, args, kwargs), call
 
     @staticmethod
     def _serving(ways: _Ways, local: Locals) -> Way | None:
@@ -107,7 +108,7 @@ class Guarded:
         for stepper in self._steppers():
             stepper.forget_recordings()  # their pools go back: planning measures, and the new plan needs the memory
         try:
-            with kept_random_streams(), torch.enable_grad():
+            with keep_random_states(), torch.enable_grad():
                 way = Way(capture_step(local), self.model, self._stepper_over)
                 way.prepare(local, tensors)
         except (NotCaptured, Unsupported, BadInput) as error:

@@ -33,11 +33,14 @@ class Versions:
             raise _changed(saved[k], self._name(position), now[k], self._of_saved[k])
 
     def require_same_sources(self) -> None:
-        """Buffers that forward changes are put back from copies."""
+        i = self.find_changed_source()
+        if i is not None:
+            raise _changed(self._sources[i], self._name(i), versions_of(self._sources[i : i + 1])[0], self._of_sources[i])
+
+    def find_changed_source(self) -> int | None:
+        """The first that was changed; not of the buffers that forward changes, which are put back from copies."""
         now, free = versions_of(self._sources), {i for i, _ in self._captured.convention.mutations}
-        for i, (a, b) in enumerate(zip(now, self._of_sources, strict=True)):
-            if a != b and i not in free:
-                raise _changed(self._sources[i], self._name(i), a, b)
+        return next((i for i, (a, b) in enumerate(zip(now, self._of_sources, strict=True)) if a != b and i not in free), None)
 
     def _name(self, position: int | None) -> str:
         if position is None:

@@ -1,9 +1,12 @@
-"""Random ops that draw from a given generator instead of the default one, with the very same numbers."""
+"""Random ops that draw from a given generator instead of the default one, with the very same numbers; and streams that are put back."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -52,3 +55,18 @@ def _drop(x: torch.Tensor, p: float, train: bool | None = True, *, generator: to
     kept = 1.0 - p
     mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(kept, generator=generator)
     return x.mul(mask.to(x.dtype).mul_(1.0 / kept if kept else 0.0)), mask
+
+
+@contextmanager
+def keep_random_states() -> Iterator[None]:
+    """Whatever is drawn inside, by anybody: the random numbers of Python, NumPy and torch go on as if nothing had been."""
+    numpy: Any = sys.modules.get("numpy")
+    python, arrays = random.getstate(), numpy.random.get_state() if numpy is not None else None
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            if arrays is not None:
+                numpy.random.set_state(arrays)

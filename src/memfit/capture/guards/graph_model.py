@@ -69,7 +69,7 @@ class GraphModel(nn.Module):
         return tuple(made[k] for k in self.kept)
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        state = {**self._parameters, **self._buffers}
+        state: dict[str, Any] = {**self._parameters, **self._buffers}
         return self.run([state[f] if isinstance(f, str) else inputs[f] for f in self.feeds])
 
 

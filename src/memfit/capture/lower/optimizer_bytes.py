@@ -15,10 +15,10 @@ import torch
 
 from memfit.capture.lower.optimizer_twin import Twins, left_as_it_is, unwrap
 from memfit.capture.lower.storages import round_up
-from memfit.capture.random_streams import kept_random_streams
 from memfit.core.errors import Unsupported
 from memfit.torch_private.fake import answer_with, fake_mode, watch_ops
 from memfit.torch_private.optimizers import stepping_fakes
+from memfit.torch_private.random_ops import keep_random_states
 from memfit.torch_private.tensors import storage_key
 from memfit.torch_private.trees import leaves_of
 
@@ -41,7 +41,7 @@ def optimizer_bytes(optimizer: torch.optim.Optimizer, *, granularity: int = 1, d
     """
     real = unwrap(optimizer)
     try:
-        with kept_random_streams(), left_as_it_is(real), fake_mode(allow_non_fake_inputs=True), stepping_fakes():
+        with keep_random_states(), left_as_it_is(real), fake_mode(allow_non_fake_inputs=True), stepping_fakes():
             return _count(real, _Counter(granularity), device)
     except Exception as error:
         raise Unsupported(
