@@ -23,6 +23,10 @@ from benchmarks.parts.guards import subjects
 from benchmarks.parts.guards.subjects import Case
 
 _HIDDEN = {
+    "hidden_size",
+    "input_size",
+    "num_layers",
+    "proj_size",
     "training",
     "in_features",
     "out_features",

@@ -58,6 +58,7 @@ class Walk:
     def surroundings(self) -> None:
         self._put("default dtype", torch.get_default_dtype())
         self._put("deterministic algorithms", torch.are_deterministic_algorithms_enabled())
+        self._put("functions of torch.nn.functional", tuple(f for f in vars(nn.functional).values() if callable(f)))
         self._put("environment", frozenset(os.environ.items()))
         self._put("hooks on all modules", tuple(tuple(map(Same, hooks)) for hooks in global_module_hooks()))
 
