@@ -82,6 +82,8 @@ def _at(root: Any, path: str) -> Any:
 def attribute_changes(model: nn.Module) -> Iterator[Change]:
     for path, module in _places(model):
         for name, value in vars(module).items():
+            if isinstance(module, nn.RNNBase) and name != "dropout":
+                continue  # with another structure than its weights the plain layer reads past its memory
             if not name.startswith("_") and name not in _HIDDEN:
                 yield from _changes_of(f"{path or 'root'}.{name}", value, lambda c, r, p=path, n=name: (_at(r, p), n))
 

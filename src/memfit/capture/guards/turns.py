@@ -41,6 +41,6 @@ class Turns:
 
 def name_of(source: str) -> str:
     """Where Dynamo found something, as the user would say it: "L['model']._modules['fc'].p" is "model.fc.p"."""
-    plain = re.sub(r"\b[LG]\['(\w+)'\]", r"\1", source)
-    plain = re.sub(r"\.__dict__(?=\[)|\.(_modules|_parameters|_buffers)(?=\[)|\.__dict__\['(_modules|_parameters|_buffers)'\]", "", plain)
+    plain = re.sub(r"\b[LG]\['(\w+)'\]", r"\1", source).replace(".__dict__", "")
+    plain = re.sub(r"(\.|\[')(_modules|_parameters|_buffers)('\])?(?=\[|\.|$)", "", plain)
     return re.sub(r"\['(\w+)'\]", r".\1", plain)
