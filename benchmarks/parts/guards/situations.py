@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import copy
+import json
 import random
 import sys
 import time
@@ -199,37 +199,53 @@ def summarize(rows: list[dict[str, Any]]) -> str:
     return ", ".join(f"{count} {verdict}" for verdict, count in sorted(Counter(row["verdict"] for row in rows).items()))
 
 
+COLUMNS = ("subject", "change", "step", "engine", "before", "verdict", "why")
+
+
+def read_rows(path: str) -> list[dict[str, Any]]:
+    with open(path) as file:
+        return [json.loads(line) for line in file]
+
+
+def write_page(rows: list[dict[str, Any]], before: list[dict[str, Any]]) -> None:
+    """`before`: rows of the same situations at an earlier commit, for the verdicts there."""
+    known = {(r["subject"], r["change"], r["engine"]): r["verdict"] for r in before}
+    shown = [{**row, "before": known.get((row["subject"], row["change"], row["engine"]), "not run")} for row in rows]
+    counts = f"{TEXT}\n\n**{len(rows)} situations: {summarize(rows)}.** Before: {summarize([{'verdict': r['before']} for r in shown])}."
+    write_results("situations", title="Situations around fit", text=counts, columns=COLUMNS, rows=shown, run=provenance(SEED, ("torch",)))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--subject", default="", help="only subjects whose name begins so")
     parser.add_argument("--change", default="", help="only changes whose name has this in it")
     parser.add_argument("--every", type=int, default=1, help="each n-th situation only")
     parser.add_argument("--compiled", type=int, default=0, help="each n-th of them with the compiled engine too")
-    parser.add_argument("--rows", help="write rows to this file as well, as they come")
-    parser.add_argument("--dry", action="store_true", help="print, write no page")
+    parser.add_argument("--rows", help="add rows to this file as they come, and write no page")
+    parser.add_argument("--page", help="run nothing: write the page from a file of rows")
+    parser.add_argument("--before", help="rows of an earlier commit, for --page")
     arguments = parser.parse_args()
+    if arguments.page:
+        write_page(read_rows(arguments.page), read_rows(arguments.before) if arguments.before else [])
+        return
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     chosen = [s for s in situations() if s.subject.startswith(arguments.subject) and arguments.change in s.change.name][:: arguments.every]
     rows = []
     for number, situation in enumerate(chosen):
         for engine in ("eager", *(["inductor"] if arguments.compiled and number % arguments.compiled == 0 else [])):
-            row = run(copy.copy(situation), engine)
-            rows.append(row)
+            rows.append(row := run(situation, engine))
             print(
                 f"{number + 1}/{len(chosen)} {row['verdict']:8}{row['engine']:9}{situation.name} {row['why'][:110]}",
                 file=sys.stderr,
                 flush=True,
             )
             if arguments.rows:
-                import json
-
                 with open(arguments.rows, "a") as file:
                     file.write(json.dumps(row) + "\n")
     print(summarize(rows), file=sys.stderr)
-    if not arguments.dry:
-        columns = ["subject", "change", "step", "engine", "verdict", "why"]
-        write_results("situations", title="Situations around fit", text=TEXT, columns=columns, rows=rows, run=provenance(SEED, ("torch",)))
+    if not arguments.rows:
+        write_page(rows, [])
 
 
 if __name__ == "__main__":

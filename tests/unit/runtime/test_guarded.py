@@ -95,7 +95,7 @@ def test_a_change_that_comes_back_finds_its_old_plan() -> None:
 
 def test_what_changes_at_every_step_is_refused_by_name() -> None:
     plain = Counts()
-    fitted, batches = fit(copy.deepcopy(plain)), [batch(seed=i) for i in range(8)]
+    fitted, batches = fit(copy.deepcopy(plain)), [batch(seed=i) for i in range(9)]
     assert same(train(fitted, batches), train(plain, batches))
     with pytest.raises(memfit.Unsupported, match=r"forward changes model\.calls and depends on it"):
         fitted(batch()[0])
