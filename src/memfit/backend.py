@@ -7,6 +7,7 @@ inside the same budget on its own; none sees the others' activations, so a model
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import nn
 from memfit.api import stepper_for
 from memfit.core.errors import BadInput
 from memfit.torch_private import trace
+from memfit.torch_private.dynamo import on_skipped_loop
 
 _OPTIONS = ("budget", "reserve", "planner", "time_limit_s", "check", "optimizer", "engine", "allow", "replay")
 
@@ -39,6 +41,18 @@ def register_backend() -> None:
     Calling it twice does nothing more.
     """
     trace.register_backend("memfit", memfit_backend)
+
+
+def warn_of_loop(place: str) -> None:
+    """Say that torch leaves a function to eager, where its budget is nobody's."""
+    warnings.warn(
+        f'torch.compile(backend="memfit") plans nothing of {place or "a function"}: it has a graph break inside a loop, so torch runs it as it is, '
+        "outside of any budget. TORCH_LOGS=graph_breaks names the break; move it out of the loop.",
+        stacklevel=2,
+    )
+
+
+on_skipped_loop(memfit_backend, warn_of_loop)
 
 
 class _Lazy:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import logging
+import sys
 import types
 import warnings
 from collections.abc import Callable, Mapping
@@ -34,6 +35,8 @@ _NEW_ATTRIBUTES = Symbol("torch._dynamo.variables.base.AttributeMutationNew", _N
 _NEW_VALUE = Symbol("torch._dynamo.variables.base.ValueMutationNew", _NEED)
 _CONFIG = Symbol("torch._dynamo.config", _NEED)
 _REFUSAL = Symbol("torch._dynamo.exc.TorchDynamoException", _NEED)
+_CALLBACKS = Symbol("torch._dynamo.callback.callback_handler", "say where torch.compile gave up", optional=True)
+_COUNTERS = Symbol("torch._dynamo.utils.counters", "say where torch.compile gave up", optional=True)
 
 Locals = Mapping[str, Any]
 
@@ -185,3 +188,37 @@ def _name_of(source: Any) -> str:
 def _first_line(error: Exception) -> str:
     text = str(error).strip()
     return text.splitlines()[0][:160] if text else "no message"
+
+
+def on_skipped_loop(backend: Callable[..., Any], tell: Callable[[str], None]) -> None:
+    """Call `tell` with the place of a function that torch.compile leaves to eager, backend and all, because of a graph break inside a loop."""
+    handler, counters = _CALLBACKS(), _COUNTERS()
+    known: set[str] = set()
+    if handler is None or counters is None:
+        return
+
+    def look(_: Any) -> None:
+        for text in counters["unimplemented"]:
+            if text not in known and _LOOP in text:
+                known.add(text)
+                if _is_compiling_for(backend):
+                    place = text.partition("frame skipped: ")[2].partition("\n")[0]
+                    tell(place.strip())
+
+    handler.register_end_callback(look)
+
+
+_LOOP = "graph break in loop"
+
+
+def _is_compiling_for(backend: Callable[..., Any]) -> bool:
+    """Whether the compilation that this is called from has this backend."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        owner = getattr(frame.f_locals.get("self"), "_torchdynamo_orig_backend", None)
+        while owner is not None:
+            if owner is backend:
+                return True
+            owner = getattr(owner, "compiler_fn", None) or getattr(owner, "_torchdynamo_orig_backend", None)
+        frame = frame.f_back
+    return False
