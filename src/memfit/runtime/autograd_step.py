@@ -283,11 +283,27 @@ class PlannedStep(torch.autograd.Function):
                 "a gradient of a gradient (create_graph=True) was asked of a fitted model: use the plain model for double backward."
             )
         session: Step = ctx.session
-        absent = frozenset(k for k, t in enumerate(tangents) if t is None)
-        unreached = frozenset(i for i, parts in session.reached_from().items() if parts <= absent) if absent else frozenset()
-        sink = GradientSink(session.sources, _find_returned(ctx, session), unreached)
+        if all(t is None for t in tangents):
+            return (None, None, *(None for _ in session.sources))
+        sink = GradientSink(session.sources, _find_returned(ctx, session), _find_unreached(session, tangents))
         session.backward(tangents, sink)
         return (None, None, *(sink.collected.pop(i, None) for i in range(len(session.sources))))
+
+
+def _find_unreached(session: Step, tangents: Tangents) -> frozenset[int]:
+    """Sources whose gradient is made only of outputs that the loss does not use. Autograd would call their hooks with nothing."""
+    absent = frozenset(k for k, t in enumerate(tangents) if t is None)
+    if not absent:
+        return absent
+    unreached = frozenset(i for i, parts in session.reached_from().items() if parts <= absent)
+    for i in sorted(unreached):
+        if has_hooks(session.sources[i]):
+            name = session.captured.graph.tensors[session.captured.convention.sources[i]].name
+            raise Unsupported(
+                f"{name} has a hook on its gradient, and the loss uses no output that depends on it: leave that output out of what the model "
+                "returns, or remove the hook for this step."
+            )
+    return unreached
 
 
 def _find_returned(ctx: Any, session: Step) -> frozenset[int]:
