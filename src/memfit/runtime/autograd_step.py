@@ -102,7 +102,8 @@ class Session:
         self.saved: list[Any] | None = None
         self.rng_at_start = get_state(self.captured.device)
         self.old_buffers: dict[int, torch.Tensor] = {}
-        self.new_buffers: dict[int, torch.Tensor] = {}  # of a trial, as forward left them
+        self.compares = False  # a trial that will be compared with the plain model keeps all buffers, before and after
+        self.new_buffers: dict[int, torch.Tensor] = {}
         self.outputs: list[torch.Tensor] = []
         self._output_versions: list[int] = []
         self.watch: Watch | None = None
@@ -124,7 +125,7 @@ class Session:
             raise
 
     def _forward(self) -> list[torch.Tensor]:
-        kept = {i for i, _ in self.captured.convention.mutations} if self.trial else set(self.captured.rereads)
+        kept = {i for i, _ in self.captured.convention.mutations} if self.compares else set(self.captured.rereads)
         self.old_buffers = {i: self.sources[i].data.clone() for i in sorted(kept)}
         with self.watch.forward() if self.watch else nullcontext():
             made, shortage = _attempt(self._run_forward)
@@ -137,7 +138,7 @@ class Session:
             del made
             self._update(mutations)
             del mutations
-        if self.trial:
+        if self.compares:
             self.outputs = [o.detach() for o in outputs]
             self._output_versions = versions_of(self.outputs)
             self.new_buffers = {i: self.sources[i].data.clone() for i in self.old_buffers}
@@ -171,7 +172,7 @@ class Session:
         sources = [*self.sources, *self.captured.convention.constants]
         self.arena_run = self.ready.arena.start() if self.ready.arena is not None else None
         with self.arena_run or nullcontext(), disable_autocast():  # the casts are in the plan
-            outputs, mutations, self.saved = self.ready.program.forward(sources, self.rng, self.host)
+            outputs, mutations, self.saved = self.ready.program.forward(sources, self.rng, self.host, self.old_buffers)
         return outputs, mutations
 
     def backward(self, tangents: Tangents, sink: GradientSink) -> None:
@@ -185,7 +186,9 @@ class Session:
             self.saved = None
             self._leave_whole(aligned, sink)
             raise
-        if self.watch is not None:
+        if self.watch is None:
+            self.old_buffers = {}
+        else:
             given = tuple(None if t is None else a for t, a in zip(tangents, aligned, strict=True))
             self.watch.done(self, given, sink)
 
