@@ -27,6 +27,7 @@ from memfit.runtime.cuda_graphs import Recorder
 from memfit.runtime.graph_stepper import GraphStepper, Way
 from memfit.runtime.report import Report
 from memfit.torch_private.dynamo import NotCaptured
+from memfit.torch_private.fake import leave_dispatch_modes
 from memfit.torch_private.random_ops import keep_random_states
 from memfit.torch_private.tensors import require_plain_autograd
 
@@ -57,7 +58,8 @@ class Guarded:
             return self.own.plain(args, kwargs)
         require_plain_autograd()
         ways, local, call = self._look(args, kwargs)
-        way = self._serving(ways, local)
+        with leave_dispatch_modes():
+            way = self._serving(ways, local)
         if way is None and not (ways.refusal and (not ways.found or self.own.knows(args, kwargs))):
             way = self._captured(ways, local, call.tensors)
         if way is None:
@@ -108,7 +110,7 @@ class Guarded:
         for stepper in self._steppers():
             stepper.forget_recordings()  # their pools go back: planning measures, and the new plan needs the memory
         try:
-            with keep_random_states(), torch.enable_grad():
+            with leave_dispatch_modes(), keep_random_states(), torch.enable_grad():
                 way = Way(capture_step(local), self.model, self._stepper_over)
                 way.prepare(local, tensors)
         except (NotCaptured, Unsupported, BadInput) as error:

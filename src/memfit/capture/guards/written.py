@@ -20,8 +20,12 @@ class Kept:
     def __init__(self, model: nn.Module) -> None:
         self._kept: list[tuple[str, Any, Any]] = []
         self._seen: set[int] = set()
+        self._own: list[str] = []  # what torch's own modules keep for themselves: put back, and not the user's to know
         for name, module in model.named_modules():
-            self._keep(f"model.{name}" if name else "model", module, 0)
+            path = f"model.{name}" if name else "model"
+            self._keep(path, module, 0)
+            if type(module).__module__.startswith("torch.nn."):
+                self._own.append(f"{path}._")
 
     def _keep(self, path: str, value: Any, depth: int) -> None:
         if is_plain(value) or isinstance(value, torch.Tensor) or id(value) in self._seen or depth > _DEPTH:
@@ -60,7 +64,7 @@ class Kept:
                 changed.append(path)
                 now.clear()
                 now.extend(before)
-        return changed
+        return [name for name in changed if not name.startswith(tuple(self._own))]
 
 
 def _same(now: Any, before: Any) -> bool:

@@ -165,3 +165,12 @@ def test_captures_in_a_row_are_limited_and_what_changed_is_named() -> None:
 def test_names_are_the_users() -> None:
     assert name_of("L['model']._modules['fc'].p == 0.5") == "model.fc.p == 0.5"
     assert name_of("L['model'].__dict__['_buffers']['count']") == "model.count"
+
+
+def test_what_torchs_own_layers_keep_for_themselves_is_put_back_in_silence() -> None:
+    cells = nn.LSTM(2, 2)
+    kept = Kept(cells)
+    before = list(cells._flat_weights)
+    cells._flat_weights.append(None)
+    assert kept.restore() == []
+    assert all(a is b for a, b in zip(cells._flat_weights, before, strict=True))
