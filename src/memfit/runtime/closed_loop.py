@@ -24,6 +24,7 @@ from memfit.runtime.first_step_check import CannotJudge, Verdict, compare
 from memfit.runtime.free_memory import free_bytes
 from memfit.runtime.gradients import GradientSink, Tangents
 from memfit.runtime.moment import Moment
+from memfit.runtime.plain_calls import PlainCall
 from memfit.runtime.report import Report
 from memfit.torch_private.fake import fakes_like
 from memfit.torch_private.tensors import has_gradient_hooks, is_profiling, own_tensors
@@ -324,19 +325,6 @@ class Stepper:
             notes=tuple(shape.notes),
             arena_bytes=shape.ready.arena.height_bytes if shape.ready.arena is not None else None,
         )
-
-
-class PlainCall:
-    """The plain model's result for a call, apart from what made its inputs; `inputs` are the tensors that stand for them."""
-
-    def __init__(self, stepper: Stepper, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._stepper, self._args, self._kwargs = stepper, args, kwargs
-        self.inputs: tuple[torch.Tensor, ...] = ()
-
-    def __call__(self) -> Any:
-        call = self._stepper.flatten(self._args, self._kwargs)
-        self.inputs = tuple(t.detach().requires_grad_(t.requires_grad) if t.requires_grad else t for t in call.tensors)
-        return self._stepper.plain(*call.rebuild(self.inputs))
 
 
 class Trial:
