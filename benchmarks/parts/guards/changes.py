@@ -41,10 +41,12 @@ _HIDDEN = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """`apply(case, root)` changes it, `root` being what the user calls; it may return what takes it back."""
+    """`apply(case, root)` changes it, `root` being what the user calls; it may return what takes it back. `rounding` is how far two ways of
+    computing the same may differ from then on, relative to a tensor's largest element."""
 
     name: str
     apply: Callable[[Case, Any], Any]
+    rounding: float = 2e-6  # the same kernels; a layer that is traced as cells rounds otherwise
 
 
 def other(value: Any) -> Any:
@@ -161,7 +163,9 @@ def surrounding_changes(model: nn.Module) -> Iterator[Change]:
     yield Change(name="a function of torch", apply=lambda c, r: _swap(vars(functional), "linear", _double(functional.linear)))
     yield Change(name="a hook on all modules", apply=lambda c, r: torch_module.register_module_forward_hook(_scale_linear).remove)
     yield Change(name="the default type", apply=lambda c, r: _swap_default_dtype())
-    yield Change(name="autocast around", apply=lambda c, r: _enter(torch.autocast("cpu", torch.bfloat16, cache_enabled=False)))
+    yield Change(
+        name="autocast around", apply=lambda c, r: _enter(torch.autocast("cpu", torch.bfloat16, cache_enabled=False)), rounding=1e-2
+    )
     yield Change(name="deterministic algorithms", apply=lambda c, r: _swap_deterministic())
     yield Change(name="the loss's closure", apply=lambda c, r: c.weight.__setitem__("weight", 0.5))
     yield Change(name="gradients kept", apply=lambda c, r: [setattr(p, "grad", torch.ones_like(p)) for p in r.parameters()] and None)

@@ -26,7 +26,6 @@ from benchmarks.parts.guards.subjects import SUBJECTS, Case, make_case
 from memfit.core.errors import MemfitError
 
 STEPS, SEED = 4, 0
-_ROUNDING = 2e-6  # eager: the same kernels; a layer that is traced as cells rounds otherwise
 _ALARM = "the planned step differs from the plain model"
 TEXT = """Every situation is a model, a change and a moment. The changes are generated from what the model's own structure offers: each plain
 attribute of each kind of module set to another value of its type, lists and dictionaries and dataclasses changed inside, hooks, patched methods,
@@ -183,7 +182,7 @@ def run(situation: Situation, engine: str = "eager") -> dict[str, Any]:
     began = time.perf_counter()
     plain = train(situation, None)
     fitted = train(situation, fit_eager if engine == "eager" else fit_compiled)
-    verdict, why = judge(plain, fitted, _ROUNDING if engine == "eager" else 1e-4)
+    verdict, why = judge(plain, fitted, situation.change.rounding if engine == "eager" else max(situation.change.rounding, 1e-4))
     return {
         "subject": situation.subject,
         "change": situation.change.name,
