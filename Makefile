@@ -38,6 +38,7 @@ results: setup
 
 docs: setup
 	$(BIN)/python scripts/cli_reference.py
+	$(BIN)/python scripts/pass_table.py
 
 schedules: setup
 	$(BIN)/python -m memfit.schedules --write

@@ -1,4 +1,4 @@
-"""The public doors for training: `fit`, `estimate`, `frontier`. What they share, from capture to a step that runs, is in `prepare`."""
+"""The public doors for training: `fit`, `estimate`, `frontier`. What they share, from capture to a step that runs, is in `pipeline`."""
 
 from __future__ import annotations
 
@@ -10,25 +10,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from memfit.capture.inputs import Call
-from memfit.core.budget import Budget
 from memfit.core.errors import BadInput, Unsupported
 from memfit.core.plan import Plan
 from memfit.core.units import parse_bytes
-from memfit.pipeline.prepare import load_plan, make_ready, smallest_budget, study, task_and_call
-from memfit.pipeline.task import Task
+from memfit.pipeline.forms import Forms
+from memfit.pipeline.prepare import Preparer
+from memfit.pipeline.saved_plan import load_plan
+from memfit.pipeline.study import find_smallest_budget, study
+from memfit.pipeline.task import DEFAULT_ALLOW, Task, task_and_call
 from memfit.planning import plan as find_plan
 from memfit.planning.frontier.monotone import curve, share_out, spread
-from memfit.profile.allocations import meter
 from memfit.profile.devices import device as find_device
 from memfit.profile.roofline import roofline
 from memfit.report.estimate import Estimate, summarize
 from memfit.report.frontier import Frontier, frontier_of
 from memfit.report.progress import Progress
 from memfit.runtime.arena.planned import installed
-from memfit.runtime.autograd_step import Ready
 from memfit.runtime.closed_loop import Stepper
-from memfit.runtime.cuda_graphs import cuda_graphs_for
 from memfit.runtime.fitted import FittedModule, fit_module
 
 if TYPE_CHECKING:
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
 
 ENGINES = ("auto", "eager", "inductor")
 ALLOWED = ("recompute", "variants", "rounding", "offload")
-DEFAULT_ALLOW = ("recompute", "variants")
 
 
 def fit(
@@ -79,9 +76,10 @@ def fit(
     if saved is not None and any(p.grad is not None for p in model.parameters()):
         raise BadInput("the model's parameters hold gradients already, and a saved plan starts without: call optimizer.zero_grad() first.")
 
-    stepper = _stepper(task, device_bytes, planner=planner, time_limit_s=time_limit_s, check=check, saved=saved, replay=replay)
+    preparer = Preparer(task=task, budget_bytes=device_bytes, planner=planner, time_limit_s=time_limit_s, saved=saved, replay=replay)
+    stepper = Stepper(model, preparer, loss_fn=loss_fn, num_targets=task.num_targets, check=check)
     with torch.enable_grad():
-        stepper.latest, _ = stepper.shape_of(*example.rebuild(example.tensors))
+        stepper.latest, _ = stepper.shape_of(example)
     return fit_module(model, stepper)
 
 
@@ -95,49 +93,14 @@ def stepper_for(model: nn.Module, options: dict[str, Any]) -> Stepper:
     _check_replay(model, replay)
     reserve_bytes = parse_bytes(options.get("reserve", 0), what="reserve")
     task = Task(model=model, optimizer=options.get("optimizer"), reserve_bytes=reserve_bytes, engine=engine, allow=tuple(allow))
-    return _stepper(
-        task,
-        parse_bytes(options["budget"], what="budget"),
+    preparer = Preparer(
+        task=task,
+        budget_bytes=parse_bytes(options["budget"], what="budget"),
         planner=options.get("planner", "auto"),
         time_limit_s=float(options.get("time_limit_s", 30)),
-        check=options.get("check", "auto"),
         replay=replay,
     )
-
-
-def _stepper(
-    task: Task,
-    device_bytes: int,
-    *,
-    planner: str | Planner,
-    time_limit_s: float,
-    check: bool | str,
-    saved: Plan | None = None,
-    replay: bool = False,
-) -> Stepper:
-    def prepare(args: tuple[Any, ...], kwargs: dict[str, Any], *, accumulates: bool, tighter_by: int) -> Ready:
-        call = Call.flatten(args, kwargs)
-        return make_ready(
-            task,
-            call,
-            Budget(device_bytes=max(0, device_bytes - tighter_by)),
-            accumulates=accumulates,
-            planner=planner,
-            time_limit_s=time_limit_s,
-            plan=saved if not tighter_by and not accumulates else None,
-            aside_bytes=sum(t.nbytes for t in call.tensors) if replay else 0,  # a replay reads copies of its inputs
-        )
-
-    return Stepper(
-        task.model,
-        prepare,
-        loss_fn=task.loss_fn,
-        num_targets=task.num_targets,
-        check=check,
-        meter=meter,
-        flatten=Call.flatten,
-        recorder=cuda_graphs_for if replay else None,
-    )
+    return Stepper(model, preparer, loss_fn=None, num_targets=0, check=options.get("check", "auto"))
 
 
 def estimate(
@@ -157,11 +120,11 @@ def estimate(
     task, call = task_and_call(model, example_inputs, loss_fn, example_targets, optimizer, device)
     with Progress("memfit") as progress:
         progress.update("tracing the model")
-        offers = [(c, roofline(c, device or "h200")) for c in task.offers(call)]
-        captured, costs = offers[0]
+        forms = [(form.captured, roofline(form.captured, device or "h200")) for form in Forms(task, call).usual()]
+        captured, costs = forms[0]
         keep_all = find_plan(captured.graph, costs, None, planner="keep_all").require_plan()
         progress.update("looking for the smallest budget")
-        reached = [smallest_budget(c.graph, k, time_limit_s=time_limit_s / len(offers)) for c, k in offers]
+        reached = [find_smallest_budget(c.graph, k, time_limit_s=time_limit_s / len(forms)) for c, k in forms]
     smallest = min(reached, key=lambda o: o.require_plan().timeline.peak_bytes)
     summary = summarize(captured.graph, keep_all.schedule, keep_all.timeline)
     base = keep_all.timeline.compute_time_ns

@@ -49,6 +49,13 @@ def print_table(rows: Sequence[tuple[str, str]]) -> None:
         typer.echo(f"{name:<{width}}  {one_line(value)}")
 
 
+def print_columns(rows: Sequence[tuple[str, ...]]) -> None:
+    """Any number of columns, aligned; the first row is their head."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        typer.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
 def wrote(path: Path, next_command: str = "") -> None:
     """The last line of a command that made a file: what was written, and what to do with it."""
     typer.echo(f"Wrote {path}" + (f"; next: {next_command}" if next_command else ""), err=True)

@@ -11,8 +11,18 @@ from typing import TYPE_CHECKING, cast
 
 import typer
 
-from memfit.cli.console import FORCE_OPTION, JSON_OPTION, OUTPUT_OPTION, print_json, print_table, wrote
-from memfit.cli.step_argument import COSTS_OPTION, DEVICE_OPTION, RESERVE_OPTION, STEP_ARGUMENT, STEP_OPTIMIZER_OPTION, Step, load_step
+from memfit.cli.console import FORCE_OPTION, JSON_OPTION, OUTPUT_OPTION, print_columns, print_json, print_table, wrote
+from memfit.cli.step_argument import (
+    COSTS_OPTION,
+    DEVICE_OPTION,
+    RESERVE_OPTION,
+    STEP_ARGUMENT,
+    STEP_OPTIMIZER_OPTION,
+    Step,
+    load_forms,
+    load_step,
+    names_a_model,
+)
 from memfit.core.budget import Budget
 from memfit.core.errors import BadInput
 from memfit.core.graph import Graph
@@ -37,6 +47,10 @@ def command(
     time_limit: float = typer.Option(30.0, "--time-limit", help="Seconds after which the best plan so far is given."),
     save_graph: Path | None = typer.Option(None, "--save-graph", help="Also write the step's graph (memfit.graph)."),
     save_costs: Path | None = typer.Option(None, "--save-costs", help="Also write the costs planned with (memfit.costs)."),
+    passes: bool = typer.Option(
+        False, "--passes", help="Of a model: list what rewrites the step, where and how many bytes that spares, and plan nothing."
+    ),
+    engine: str = typer.Option("eager", "--engine", help="Whose passes --passes lists: eager or inductor."),
     as_json: bool = JSON_OPTION,
     output: Path | None = OUTPUT_OPTION,
     force: bool = FORCE_OPTION,
@@ -44,6 +58,9 @@ def command(
     """Plan what the step keeps and recomputes so that it stays inside a budget. Ctrl-C keeps the best plan so far."""
     from memfit.planning import plan
 
+    if passes:
+        _show_passes(file, engine, optimizer, as_json=as_json)
+        return
     if (budget is None) == (budget_fraction is None):
         raise typer.BadParameter("give --budget or --budget-fraction, one of them.")
     for path in filter(None, (output, save_graph, save_costs)):
@@ -65,6 +82,37 @@ def command(
     if output:
         save(replace(outcome.require_plan(), budget=asked), output, force=force)  # as `fit` is given it: that takes off the rest again
         wrote(output, _next(file, output, step, save_graph, optimizer))
+
+
+def _show_passes(file: str, engine: str, optimizer: str, *, as_json: bool) -> None:
+    """A row for each pass of the engine, in the order in which they run."""
+    from memfit.passes.table import PIPELINE
+
+    if engine not in PIPELINE:
+        raise BadInput(f"--engine {engine!r} is not known: choose one of {', '.join(PIPELINE)}.")
+    if not names_a_model(file):
+        raise BadInput(f"{file}: passes rewrite a model's step; give FILE.py:FACTORY.")
+    from memfit.pipeline.pass_report import report_passes
+
+    rows = report_passes(load_forms(file, optimizer, engine))
+    found = [
+        {
+            "pass": row.slot.rewrite.name,
+            "use": row.slot.use.value,
+            "numbers": row.slot.rewrite.numbers.value,
+            "places": row.places,
+            "saved_bytes": row.saved_bytes,
+        }
+        for row in rows
+    ]
+    if as_json:
+        print_json({"engine": engine, "passes": found})
+        return
+    cells = [
+        (f"{r['pass']}", f"{r['use']}", f"{r['numbers']}", f"{r['places']}", format_bytes(row.saved_bytes))
+        for r, row in zip(found, rows, strict=True)
+    ]
+    print_columns([("pass", "runs", "numbers", "places", "saves up to"), *cells])
 
 
 def _first_plan(step: Step, limit: Budget, planner: str, time_limit_s: float) -> tuple[Step, Outcome]:

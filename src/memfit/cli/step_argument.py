@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import typer
 
@@ -14,6 +14,9 @@ from memfit.core.costs import Costs, uniform_costs
 from memfit.core.errors import BadInput
 from memfit.core.graph import Graph
 from memfit.core.io import load, read_text
+
+if TYPE_CHECKING:
+    from memfit.pipeline.forms import Forms
 
 STEP_ARGUMENT = typer.Argument(
     ..., help="A model (FILE.py:FACTORY or package.module:FACTORY), a memfit.graph JSON file, or a node-link graph (networkx)."
@@ -66,11 +69,24 @@ def load_step(name: str, costs: Path | None = None, *, device: str | None = None
     return Step(graph=graph, costs=cast(Costs, load(costs, Costs)) if costs else uniform_costs(graph))
 
 
+def load_forms(name: str, optimizer: str, engine: str) -> Forms:
+    """All forms of a model's step, made when they are asked for."""
+    from memfit.cli.model_argument import load_training
+
+    training = load_training(name, optimizer)
+    from memfit.pipeline.forms import Forms
+    from memfit.pipeline.task import task_and_call
+
+    recipe = training.recipe
+    task, call = task_and_call(recipe.model, recipe.example_inputs, recipe.loss_fn, recipe.example_targets, training.optimizer, None)
+    return Forms(replace(task, engine=engine), call)
+
+
 def _study(name: str, device: str | None, optimizer: str, reserve: str) -> Step:
     from memfit.cli.model_argument import load_training
 
     training = load_training(name, optimizer)
-    from memfit.pipeline.prepare import study
+    from memfit.pipeline.study import study
 
     recipe = training.recipe
     studied = study(
@@ -82,5 +98,5 @@ def _study(name: str, device: str | None, optimizer: str, reserve: str) -> Step:
         device=device,
         reserve=reserve,
     )
-    others = ((captured.graph, costs) for captured, costs in studied.others)
+    others = ((form.captured.graph, form.costs) for form in studied.others)
     return Step(graph=studied.captured.graph, costs=studied.costs, others=others, elsewhere_bytes=studied.elsewhere_bytes, is_model=True)

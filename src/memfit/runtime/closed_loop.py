@@ -35,10 +35,32 @@ class Meter(Protocol):
     def stop(self) -> tuple[int, int]: ...
 
 
-class Prepare(Protocol):
-    """Capture, profile, plan and generate for one call; `tighter_by` bytes below the budget."""
+class FlatCall(Protocol):
+    """A call as its tensors and what else tells one plan from another."""
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, accumulates: bool, tighter_by: int) -> Ready: ...
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]: ...
+
+    def key(self) -> Any: ...
+
+
+class Preparer(Protocol):
+    """What makes steps for a stepper: `pipeline.prepare.Preparer`."""
+
+    def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A `FlatCall`."""
+        ...
+
+    def plan_for(self, call: Any, *, accumulates: bool, tighter_by: int) -> Ready:
+        """A call captured, planned and generated, `tighter_by` bytes below the budget."""
+        ...
+
+    def meter(self, device: torch.device) -> Meter: ...
+
+    @property
+    def recorder(self) -> Callable[[Ready], Recorder] | None:
+        """What records steps in CUDA graphs; None where they are called."""
+        ...
 
 
 @dataclass(slots=True)
@@ -71,17 +93,14 @@ class Stepper:
     def __init__(
         self,
         model: nn.Module,
-        prepare: Prepare,
+        preparer: Preparer,
         *,
         loss_fn: Callable[..., Any] | None,
         num_targets: int,
         check: bool | str,
-        meter: Callable[[torch.device], Meter],
-        flatten: Callable[[tuple[Any, ...], dict[str, Any]], Any],
-        recorder: Callable[[Ready], Recorder] | None = None,
     ) -> None:
-        self.model, self.prepare, self.loss_fn, self.num_targets, self.check = model, prepare, loss_fn, num_targets, check
-        self.meter, self.flatten, self.recorder = meter, flatten, recorder
+        self.model, self.preparer, self.loss_fn, self.num_targets, self.check = model, preparer, loss_fn, num_targets, check
+        self.recorder = preparer.recorder
         self.plain_forward = type(model).forward
         self.shapes: dict[Any, _Shape] = {}
         self.latest: _Shape | None = None
@@ -90,10 +109,14 @@ class Stepper:
 
     def step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of the fitted model. Without gradients the plain model runs: it holds no activations then."""
-        if not torch.is_grad_enabled() or not self._wants_gradients(args, kwargs):
+        if not torch.is_grad_enabled():
+            return self.plain(args, kwargs)
+        self._check_targets(args)
+        call = self.preparer.flatten(args, kwargs)
+        if not self._wants_gradients(call):
             return self.plain(args, kwargs)
         try:
-            shape, sources = self.shape_of(args, kwargs)
+            shape, sources = self.shape_of(call)
         except Unsupported:
             self._raise_own_error(args, kwargs)
             raise
@@ -152,25 +175,23 @@ class Stepper:
                 for buffer, old in zip(self.model.buffers(), before, strict=True):
                     buffer.data.copy_(old)
 
-    def shape_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Shape, tuple[torch.Tensor, ...]]:
+    def shape_of(self, call: FlatCall) -> tuple[_Shape, tuple[torch.Tensor, ...]]:
         """The plan for this call, made now if it is new, and the step's source tensors."""
-        self._check_targets(args)
-        call = self.flatten(args, kwargs)
         parameters, buffers, training = _parts_of(self.model)
         accumulates = any(p.grad is not None for p in parameters)
         key = (call.key(), accumulates, training, _mode_of(parameters))
         if key not in self.shapes:
 
             def prepare(tighter_by: int) -> Ready:
-                return self.prepare(args, kwargs, accumulates=accumulates, tighter_by=tighter_by)
+                return self.preparer.plan_for(call, accumulates=accumulates, tighter_by=tighter_by)
 
             self._forget_recordings()
             ready = prepare(0)
             self.shapes[key] = _Shape(ready=ready, prepare=prepare, notes=[ready.note] if ready.note else [])
         return self.shapes[key], (*parameters, *buffers, *call.tensors)
 
-    def _wants_gradients(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        return any(p.requires_grad for p in self.model.parameters()) or any(t.requires_grad for t in self.flatten(args, kwargs).tensors)
+    def _wants_gradients(self, call: FlatCall) -> bool:
+        return any(p.requires_grad for p in self.model.parameters()) or any(t.requires_grad for t in call.tensors)
 
     def _check_targets(self, args: tuple[Any, ...]) -> None:
         if self.loss_fn is not None and len(args) < self.num_targets:
@@ -303,7 +324,7 @@ class Trial:
         if is_profiling():  # the user's own profiler is running: leave it alone
             yield
             return
-        meter = self.stepper.meter(self.device)
+        meter = self.stepper.preparer.meter(self.device)
         meter.start()
         try:
             yield
