@@ -20,7 +20,7 @@ from memfit.passes.variants.registry import with_library_forms
 from memfit.planning import plan
 from memfit.planning.model.to_schedule import schedule_from_ops
 from memfit.profile.allocations import peaks_of
-from memfit.profile.measured import measured
+from memfit.profile.measure import measure_costs
 from memfit.runtime.autograd_step import Ready, Session, run
 from memfit.runtime.codegen import generate
 
@@ -266,7 +266,7 @@ def test_offers_are_timed_and_weighed() -> None:
     model, x, y = picture(channels_last=True)
     plain = capture(model, Call.flatten((x, y), {}), loss_fn=nn.functional.cross_entropy, num_targets=1)
     captured = with_library_forms(plain, least_fraction=0.0)
-    costs = measured(captured)
+    costs = measure_costs(captured)
     for op in captured.graph.ops:
         for variant in (v for v in range(1, len(op.forms)) if op.variants[v - 1].name.startswith("algorithm")):
             choice = captured.call(op.id, variant).target.args[0]  # type: ignore[union-attr]

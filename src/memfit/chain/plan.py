@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from memfit.chain.moves import Counts, Move, count_moves
-from memfit.chain.problem import Chain, exact
+from memfit.chain.problem import Chain, to_fraction
 from memfit.chain.to_core import chain_budget, chain_costs, chain_graph, level_steps, one_memory_steps
 from memfit.core.errors import InfeasibleBudget
 from memfit.core.outcome import Status
@@ -73,9 +73,9 @@ class ChainPlan:
 
 def cost_of(chain: Chain, counts: Counts) -> float:
     """The papers' cost of a schedule from what it does, summed without rounding until the end."""
-    total = counts.num_forward * exact(chain.forward_cost) + counts.num_backward * exact(chain.backward_cost)
+    total = counts.num_forward * to_fraction(chain.forward_cost) + counts.num_backward * to_fraction(chain.backward_cost)
     for level, writes, reads in zip(chain.levels, counts.writes, counts.reads, strict=True):
-        total += writes * exact(level.write_cost) + reads * exact(level.read_cost)
+        total += writes * to_fraction(level.write_cost) + reads * to_fraction(level.read_cost)
     return int(total) if total.denominator == 1 else float(total)
 
 

@@ -20,7 +20,7 @@ FORCE_OPTION = typer.Option(False, "--force", help="Overwrite the output file if
 
 
 @contextlib.contextmanager
-def only_data_on_stdout() -> Iterator[None]:
+def keep_stdout_for_data() -> Iterator[None]:
     """Libraries written in C (HiGHS now and then) print to file 1 whatever Python's stdout is: here that is stderr."""
     if sys.stdout is not sys.__stdout__ or sys.stdout is None or sys.stdout.fileno() != 1:
         yield  # somebody else has taken care of it

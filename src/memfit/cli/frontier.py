@@ -62,7 +62,7 @@ def _parse_fractions(text: str) -> tuple[float, ...]:
 def _find(step: Step, num_points: int, fractions: tuple[float, ...] | None, planner: str, time_limit_s: float) -> Frontier:
     from memfit.planning import plan
     from memfit.planning.frontier.monotone import curve, share_out, spread
-    from memfit.report.frontier import frontier_of
+    from memfit.report.frontier import make_frontier
     from memfit.report.progress import Progress
 
     graph, costs = step.graph, step.costs
@@ -74,4 +74,4 @@ def _find(step: Step, num_points: int, fractions: tuple[float, ...] | None, plan
             progress.update("planning the frontier", done, total)
 
         points = curve(graph, costs, budgets, planner=planner, time_limit_s=time_limit_s, progress=tell)
-    return frontier_of(points, keep_all=keep_all, device=costs.device, elsewhere_bytes=step.elsewhere_bytes)
+    return make_frontier(points, keep_all=keep_all, device=costs.device, elsewhere_bytes=step.elsewhere_bytes)

@@ -85,7 +85,7 @@ def _number(value: float | None) -> float | int | None:
 
 
 def _as_data(tasks: Any, outcome: Any) -> dict[str, Any]:
-    from memfit.tasks.timeline import as_runs
+    from memfit.tasks.timeline import list_runs
 
     data: dict[str, Any] = {
         "status": str(outcome.status),
@@ -100,7 +100,7 @@ def _as_data(tasks: Any, outcome: Any) -> dict[str, Any]:
         "seconds": outcome.seconds,
         "reason": outcome.reason,
     }
-    data["start_times"] = [_number(r.start) for r in as_runs(tasks, outcome)]
+    data["start_times"] = [_number(r.start) for r in list_runs(tasks, outcome)]
     if outcome.runs:
         data["schedule"] = [
             {"task": tasks.names[r.task], "start": _number(r.start), "stop": _number(r.stop), "processors": _number(r.processors)}
@@ -154,9 +154,9 @@ def _as_rows(tasks: Any, outcome: Any) -> list[tuple[str, str]]:
 
 def _picture(tasks: Any, outcome: Any, name: str) -> bytes:
     from memfit.report.gantt import Bar, Gantt, gantt_png
-    from memfit.tasks.timeline import as_runs, memory_over_time
+    from memfit.tasks.timeline import list_runs, memory_over_time
 
-    runs = as_runs(tasks, outcome)
+    runs = list_runs(tasks, outcome)
     times, held = memory_over_time(tasks, outcome)
     title = f"{name}: {outcome.algorithm}, {outcome.processors} processors, peak {format_bytes(outcome.peak_bytes)}, {outcome.status}"
     return gantt_png(

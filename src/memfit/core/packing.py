@@ -91,7 +91,7 @@ def check_packing(
     for a, b in must:
         if offsets[place[a]] != offsets[place[b]]:
             raise BadInput(f"buffers {a} and {b} must share, but lie at {offsets[place[a]]} and {offsets[place[b]]}.")
-    allowed = _shared_sets(must)
+    allowed = _group_shared(must)
     for a, b in may_share:
         allowed.setdefault(a, set()).add(b)
         allowed.setdefault(b, set()).add(a)
@@ -108,7 +108,7 @@ def _check_place(buffer: Buffer, at: int, height: int | None) -> None:
         raise BadInput(f"buffer {buffer.id} lies at {at}, but its offset is fixed at {buffer.offset}.")
 
 
-def _shared_sets(pairs: Iterable[Pair]) -> dict[str, set[str]]:
+def _group_shared(pairs: Iterable[Pair]) -> dict[str, set[str]]:
     """Must-share is an equivalence: everyone in a set may lie on everyone else."""
     group: dict[str, set[str]] = {}
     for a, b in pairs:

@@ -26,7 +26,7 @@ from memfit.passes.step.chunked_loss import has_large_loss, with_chunked_loss
 from memfit.passes.step.concat_gradients import with_gradients_by_parts
 from memfit.passes.step.fused_loss import with_fused_loss
 from memfit.passes.variants.registry import add_variants, with_library_forms, with_sliced_convolutions
-from memfit.profile.measured import measured
+from memfit.profile.measure import measure_costs
 from memfit.profile.roofline import roofline
 from memfit.report.progress import Progress
 
@@ -127,7 +127,9 @@ class Task:
             return roofline(captured, self.device)
         if any(p.device.type == "meta" for p in self.model.parameters()):
             return roofline(captured, "cpu")
-        return measured(captured, progress=progress.update, build=lambda targets, calls: compile_pieces(targets, progress.update, calls))
+        return measure_costs(
+            captured, progress=progress.update, build=lambda targets, calls: compile_pieces(targets, progress.update, calls)
+        )
 
 
 class Offers(Iterator[Captured]):

@@ -74,5 +74,5 @@ def register(new: Device) -> None:
     _TABLE[new.name.lower()] = new
 
 
-def known() -> tuple[str, ...]:
+def list_names() -> tuple[str, ...]:
     return tuple(_TABLE)

@@ -100,7 +100,7 @@ class Frontier:
         return frontier_png(self, title=title)
 
 
-def frontier_of(outcomes: Sequence[tuple[int, Outcome]], *, keep_all: Plan, device: str = "", elsewhere_bytes: int = 0) -> Frontier:
+def make_frontier(outcomes: Sequence[tuple[int, Outcome]], *, keep_all: Plan, device: str = "", elsewhere_bytes: int = 0) -> Frontier:
     """The value from (budget, outcome) pairs. What the process holds outside the step is added to budgets and peaks alike."""
     base = keep_all.timeline.time_ns
     return Frontier(

@@ -18,11 +18,11 @@ from memfit.capture.inputs import Call
 from memfit.core.errors import BadInput
 from memfit.kernels.compiler import PlainOps
 from memfit.kernels.fused_loss import FusedLoss
-from memfit.profile import measured as measured_module
+from memfit.profile import measure as measure_module
 from memfit.profile.allocations import CpuMeter, peaks_of
 from memfit.profile.cache import Cache
-from memfit.profile.devices import Device, device, known, register
-from memfit.profile.measured import measured
+from memfit.profile.devices import Device, device, list_names, register
+from memfit.profile.measure import measure_costs
 from memfit.profile.roofline import roofline
 
 
@@ -37,7 +37,7 @@ def test_devices_by_name() -> None:
         device("abacus")
     register(Device(name="abacus", memory_bytes=10, memory_bytes_per_s=1, fp32_flops=1, half_flops=1, link_bytes_per_s=1))
     assert device("abacus").memory_bytes == 10
-    assert "abacus" in known()
+    assert "abacus" in list_names()
 
 
 def test_the_roofline_costs_views_nothing_and_products_by_their_arithmetic() -> None:
@@ -54,20 +54,20 @@ def test_the_roofline_costs_views_nothing_and_products_by_their_arithmetic() -> 
 
 def test_measured_once_then_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     captured = step()
-    first = measured(captured, cache=Cache(tmp_path))
+    first = measure_costs(captured, cache=Cache(tmp_path))
     assert sum(first.op_time_ns) > 0
 
     def refuse(*args: Any) -> Any:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(measured_module, "_measure_op", refuse)
-    assert measured(captured, cache=Cache(tmp_path)) == first
+    monkeypatch.setattr(measure_module, "_measure_op", refuse)
+    assert measure_costs(captured, cache=Cache(tmp_path)) == first
 
 
 def test_measuring_draws_no_random_numbers(tmp_path: Path) -> None:
     captured = step()
     torch.manual_seed(3)
-    measured(captured, cache=Cache(tmp_path))
+    measure_costs(captured, cache=Cache(tmp_path))
     after = torch.rand(3)
     torch.manual_seed(3)
     assert torch.equal(after, torch.rand(3))
@@ -93,9 +93,9 @@ def test_first_calls_are_made_one_by_one_where_a_library_loads_kernels(kind: str
         if op == 2:
             raise torch.OutOfMemoryError("too large")
 
-    monkeypatch.setattr(measured_module, "_runner", lambda _, op, __: lambda: run(op))
+    monkeypatch.setattr(measure_module, "_runner", lambda _, op, __: lambda: run(op))
     monkeypatch.setattr(torch.random, "fork_rng", lambda **_: nullcontext())
-    calls = measured_module._first_calls(Step(), [(op, 0) for op in range(5)])  # type: ignore[arg-type]
+    calls = measure_module._first_calls(Step(), [(op, 0) for op in range(5)])  # type: ignore[arg-type]
     if kind == "cuda":
         next(calls)
         assert called == [0]
@@ -110,7 +110,7 @@ def test_who_builds_is_told_what_is_missing(tmp_path: Path) -> None:
     told = list[list[Any]]()
     captured = step()
     for _ in range(2):
-        measured(captured, cache=Cache(tmp_path), build=lambda targets, calls: told.append([*targets, *calls]))
+        measure_costs(captured, cache=Cache(tmp_path), build=lambda targets, calls: told.append([*targets, *calls]))
     assert torch.ops.aten.addmm.default in told[0]
     assert not told[1]
 
@@ -119,8 +119,8 @@ def test_an_op_that_cannot_run_alone_is_estimated(tmp_path: Path, monkeypatch: p
     def fail(*args: Any) -> Any:
         raise RuntimeError("not with these values")
 
-    monkeypatch.setattr(measured_module, "_measure_op", fail)
-    costs = measured(step(), cache=Cache(tmp_path))
+    monkeypatch.setattr(measure_module, "_measure_op", fail)
+    costs = measure_costs(step(), cache=Cache(tmp_path))
     assert sum(costs.op_time_ns) > 0
 
 

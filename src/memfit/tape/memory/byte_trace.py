@@ -90,10 +90,10 @@ def predict(program: Program, schedule: Schedule, *, memory: Callable[[], Memory
     held = sum(program.graph.size_of(t) for t in program.graph.sources)
     if layout is not None:
         return (held + layout.height_bytes,) * len(schedule.steps)
-    return tuple(held + pooled for pooled in _pooled_bytes(program, schedule))
+    return tuple(held + pooled for pooled in _replay_pool(program, schedule))
 
 
-def _pooled_bytes(program: Program, schedule: Schedule) -> list[int]:
+def _replay_pool(program: Program, schedule: Schedule) -> list[int]:
     lowered, policy = lower(program, schedule), FreeList()
     block_of: dict[int, int] = {}
     series = []

@@ -110,7 +110,7 @@ class BookedRun:
                 self.running.pop(task)
                 broken = True
             else:
-                self._ended(task, address, size)
+                self._handle_end(task, address, size)
         if broken:
             self._repair(self.workers.known - set(self.workers.threads()))
 
@@ -207,7 +207,7 @@ class BookedRun:
 
     # -- ending ------------------------------------------------------------------------------------------------------
 
-    def _ended(self, task: int, address: str, size: int) -> None:
+    def _handle_end(self, task: int, address: str, size: int) -> None:
         _, extra = self.running.pop(task)
         k = self.local[task]
         self.where[task] = address
@@ -260,7 +260,7 @@ class BookedRun:
         self.alive = self.workers.threads()
         self._discard_litter()
         self.where = {task: a for task, a in self.where.items() if a in self.alive}
-        todo = self._todo()
+        todo = self._list_todo()
         useful = {s for t in todo for s in self.inputs[t] if s not in todo} | {t for t in self.where if self.graph.item_kept[t]} - todo
         try:
             self._plan(sorted(todo), sorted(useful))
@@ -272,7 +272,7 @@ class BookedRun:
         for task in todo:
             self.attempt[task] = self.attempt.get(task, 0) + 1
 
-    def _todo(self) -> set[int]:
+    def _list_todo(self) -> set[int]:
         """Tasks not done, tasks whose kept output is gone, and what must run again to feed them."""
         kept = self.graph.item_kept
         stack = [t for t in range(self.graph.num_tasks) if t not in self.done or (kept[t] and t not in self.where)]

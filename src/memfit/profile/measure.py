@@ -20,7 +20,7 @@ from memfit.core.costs import Costs, Level
 from memfit.kernels.implementation import Implementation
 from memfit.profile.allocations import peaks_of
 from memfit.profile.cache import Cache
-from memfit.profile.roofline import estimate_ns, is_free, with_fixed_workspace
+from memfit.profile.roofline import add_fixed_workspace, estimate_ns, is_free
 from memfit.torch_private.cuda import keep_busy
 from memfit.torch_private.tensors import disable_autocast
 from memfit.torch_private.trees import map_leaves
@@ -32,7 +32,7 @@ _MAX_RUNS = 7
 _METHOD = 3  # figures measured in another way are other figures
 
 
-def measured(captured: Captured, *, cache: Cache | None = None, progress: Progress | None = None, build: Build | None = None) -> Costs:
+def measure_costs(captured: Captured, *, cache: Cache | None = None, progress: Progress | None = None, build: Build | None = None) -> Costs:
     """Time and workspace of every op on the device where the captured model lives.
 
     `build` is told which targets are about to run, before any does: what must be compiled can be compiled together. It may draw on
@@ -67,14 +67,14 @@ def measured(captured: Captured, *, cache: Cache | None = None, progress: Progre
     def cost(op: int, variant: int) -> tuple[int, int]:
         text = signatures.get((op, variant))
         if text in broken:
-            return _priced_out(captured, cost(op, 0)[0])
+            return _price_out(captured, cost(op, 0)[0])
         return (0, 0) if text is None else guessed.get(text) or cache.get(device_name, text) or (0, 0)
 
     plain = [cost(op.id, 0) for op in captured.graph.ops]
     others = [tuple(cost(op.id, v + 1) for v in range(len(op.variants))) for op in captured.graph.ops]
     return Costs(
         op_time_ns=tuple(p[0] for p in plain),
-        workspace_bytes=with_fixed_workspace(captured, [p[1] for p in plain]),
+        workspace_bytes=add_fixed_workspace(captured, [p[1] for p in plain]),
         variant_time_ns=tuple(tuple(p[0] for p in pairs) for pairs in others),
         variant_workspace_bytes=tuple(tuple(p[1] for p in pairs) for pairs in others),
         levels=(link(captured.device),),
@@ -87,7 +87,7 @@ def _is_measured(captured: Captured, op: int, variant: int) -> bool:
     return captured.call(op, variant).role is Role.CALL and (variant > 0 or not is_free(captured, op))
 
 
-def _priced_out(captured: Captured, plain_ns: int) -> tuple[int, int]:
+def _price_out(captured: Captured, plain_ns: int) -> tuple[int, int]:
     """What no plan takes, since the op has another form."""
     return 1000 * max(plain_ns, 1), sum(s.size_bytes for s in captured.graph.storages)
 
@@ -189,16 +189,16 @@ _ASLEEP_CYCLES = 500_000  # a quarter of a millisecond: lets the launches queue,
 
 
 def _median_cuda_ns(run: Callable[[], Any]) -> int:
-    return max(_LEAST_NS, _between_events_ns(run) - _nothing_ns(torch.cuda.current_device()))
+    return max(_LEAST_NS, _time_between_events_ns(run) - _time_nothing_ns(torch.cuda.current_device()))
 
 
 @functools.cache
-def _nothing_ns(device: int) -> int:
+def _time_nothing_ns(device: int) -> int:
     """What two events with nothing between them are apart: microseconds, and a step of a thousand short kernels has a thousand."""
-    return _between_events_ns(lambda: None)
+    return _time_between_events_ns(lambda: None)
 
 
-def _between_events_ns(run: Callable[[], Any]) -> int:
+def _time_between_events_ns(run: Callable[[], Any]) -> int:
     times: list[float] = []
     for _ in range(5):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
