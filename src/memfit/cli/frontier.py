@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from memfit.cli.console import FORCE_OPTION, JSON_OPTION, OUTPUT_OPTION, print_json, wrote
+from memfit.cli.console import FORCE_OPTION, JSON_OPTION, OUTPUT_OPTION, print_report, wrote
 from memfit.cli.step_argument import COSTS_OPTION, DEVICE_OPTION, RESERVE_OPTION, STEP_ARGUMENT, STEP_OPTIMIZER_OPTION, Step, load_step
 from memfit.core.errors import BadInput
 from memfit.core.io import check_target, write_text
@@ -38,10 +38,7 @@ def command(
         check_target(path, force=force)
     shares = None if fractions is None else _parse_fractions(fractions)
     found = _find(load_step(step, costs, device=device, optimizer=optimizer, reserve=reserve), points, shares, planner, time_limit)
-    if as_json:
-        print_json(found.as_data())
-    else:
-        typer.echo(str(found))
+    print_report(found, as_json=as_json)
     best = next((p.budget_bytes for p in found.points if p.plan is not None), found.keep_all_peak_bytes)
     following = f"memfit plan {step} --budget {exact_bytes(best)} -o plan.json"
     if png:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from memfit.core.errors import BadInput
-from memfit.core.outcome import Status
+from memfit.core.outcome import Answer
 from memfit.core.units import format_bytes
 
 Pair = tuple[str, str]
@@ -43,14 +43,13 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packing:
+class Packing(Answer):
     """Where every buffer lies (`offsets[k]` for the k-th buffer) and what is known about doing better.
 
     Heights and bounds are those of the highest arena; `arena_heights` has all. With a capacity, FEASIBLE and OPTIMAL packings
     are inside it; an INFEASIBLE or UNKNOWN one is the lowest packing found, and higher than the capacity.
     """
 
-    status: Status
     buffers: tuple[Buffer, ...]
     offsets: tuple[int, ...]
     height: int
@@ -59,8 +58,6 @@ class Packing:
     capacity: int | None = None
     method: str = ""
     nodes: int = 0
-    seconds: float = 0.0
-    reason: str = ""
 
     @property
     def offset_of(self) -> dict[str, int]:

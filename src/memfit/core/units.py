@@ -93,3 +93,8 @@ def format_ns(time_ns: float) -> str:
 
 def format_percent(fraction: float) -> str:
     return f"{100 * fraction:.2f} %"
+
+
+def simplify_number(value: float) -> float:
+    """A whole number as an integer: what is given as 3 comes back as 3, not as 3.0."""
+    return int(value) if math.isfinite(value) and value == int(value) else value

@@ -25,7 +25,7 @@ from memfit.core.budget import Budget
 from memfit.core.costs import Costs, Level
 from memfit.core.errors import BadInput, InfeasibleBudget
 from memfit.core.graph import Graph, Kind, Op, Storage, Tensor, Variant
-from memfit.core.outcome import Status
+from memfit.core.outcome import Answer, Status
 from memfit.core.plan import Timeline
 from memfit.core.schedule import Compute, Free, Offload, Reload, Schedule, Step
 from memfit.core.simulate import simulate
@@ -59,14 +59,12 @@ MixedMove = Advance | Write | Read | Drop | Tape | WriteTape | ReadTape | Revers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MixedPlan:
+class MixedPlan(Answer):
     """`num_forward` is S(n, s); `num_steps` backward steps, one per forward step."""
 
     num_steps: int
     slots: int
     num_forward: int
-    status: Status
-    seconds: float
     rows: tuple[Row, ...]
 
     def moves(self) -> Iterator[MixedMove]:

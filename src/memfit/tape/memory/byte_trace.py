@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memfit.core.lifetimes import lifetimes, max_load
 from memfit.core.plan import Layout
 from memfit.core.schedule import Schedule
 from memfit.core.simulate import simulate
@@ -107,11 +106,6 @@ def _replay_pool(program: Program, schedule: Schedule) -> list[int]:
             if k >= 0:
                 policy.give_back(block_of.pop(k))
     return series
-
-
-def live_bytes(program: Program, schedule: Schedule) -> int:
-    """The most bytes alive at once outside the sources: what no pool or arena can undercut."""
-    return max_load(lifetimes(program.graph, schedule, program.costs))
 
 
 class _Meter:
