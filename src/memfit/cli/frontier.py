@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 import typer
 
 from memfit.cli.console import FORCE_OPTION, JSON_OPTION, OUTPUT_OPTION, print_report, wrote
-from memfit.cli.step_argument import COSTS_OPTION, DEVICE_OPTION, RESERVE_OPTION, STEP_ARGUMENT, STEP_OPTIMIZER_OPTION, Step, load_step
+from memfit.cli.step_argument import (
+    COSTS_OPTION,
+    DEVICE_OPTION,
+    RESERVE_OPTION,
+    STEP_ARGUMENT,
+    STEP_OPTIMIZER_OPTION,
+    TrainingStep,
+    load_step,
+)
 from memfit.core.errors import BadInput
 from memfit.core.io import check_target, write_text
 from memfit.core.units import exact_bytes
@@ -56,7 +64,7 @@ def _parse_fractions(text: str) -> tuple[float, ...]:
         raise BadInput(f'fractions {text[:40]!r} cannot be read: give numbers separated by commas, such as "0.4,0.6,1".') from None
 
 
-def _find(step: Step, num_points: int, fractions: tuple[float, ...] | None, planner: str, time_limit_s: float) -> Frontier:
+def _find(step: TrainingStep, num_points: int, fractions: tuple[float, ...] | None, planner: str, time_limit_s: float) -> Frontier:
     from memfit.planning import plan
     from memfit.planning.frontier.monotone import curve, share_out, spread
     from memfit.report.frontier import make_frontier

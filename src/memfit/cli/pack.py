@@ -48,7 +48,7 @@ def command(
 
 
 def _subtract_spent_s(limit_s: float, spent_s: float) -> float:
-    """For the search: loading the packer and the file takes seconds the first time, and whoever waits counts them."""
+    """Seconds left for the search: the limit covers loading too, which takes seconds the first time."""
     if not limit_s > 0:
         return limit_s
     return max(min(limit_s, _LEAST_S), limit_s - spent_s - min(_RESERVE_S, _RESERVE_FRACTION * limit_s))

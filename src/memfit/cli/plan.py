@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, cast
 import typer
 
 from memfit.cli.console import FORCE_OPTION, JSON_OPTION, OUTPUT_OPTION, print_result, show_status, wrote
-from memfit.cli.step_argument import COSTS_OPTION, DEVICE_OPTION, RESERVE_OPTION, STEP_ARGUMENT, STEP_OPTIMIZER_OPTION, Step, load_step
+from memfit.cli.step_argument import (
+    COSTS_OPTION,
+    DEVICE_OPTION,
+    RESERVE_OPTION,
+    STEP_ARGUMENT,
+    STEP_OPTIMIZER_OPTION,
+    TrainingStep,
+    load_step,
+)
 from memfit.core.budget import Budget
 from memfit.core.errors import BadInput
 from memfit.core.graph import Graph
@@ -62,11 +70,12 @@ def command(
         wrote(output, _next(file, output, step, save_graph, optimizer))
 
 
-def _first_plan(step: Step, limit: Budget, planner: str, time_limit_s: float) -> tuple[Step, Outcome]:
-    """A plan for the first form of the step that has one, as `fit` does; without any the weakest refusal: a proof must hold for all."""
+def _first_plan(step: TrainingStep, limit: Budget, planner: str, time_limit_s: float) -> tuple[TrainingStep, Outcome]:
+    """A plan for the first form of the step that has one, as `fit` does. If none has, the outcome that proves least is given: a proof must
+    hold for every form."""
     from memfit.planning import plan
 
-    tried: list[tuple[Step, Outcome]] = []
+    tried: list[tuple[TrainingStep, Outcome]] = []
     with show_status("planning ...") as update:
         for graph, costs in chain(((step.graph, step.costs),), step.others):
             outcome = plan(graph, costs, limit, planner=planner, time_limit_s=time_limit_s, progress=lambda p: update(_describe(p)))
@@ -77,7 +86,7 @@ def _first_plan(step: Step, limit: Budget, planner: str, time_limit_s: float) ->
     return undecided[-1] if undecided else min(tried, key=lambda pair: pair[1].lower_bound_bytes)
 
 
-def _next(file: str, output: Path, step: Step, save_graph: Path | None, optimizer: str) -> str:
+def _next(file: str, output: Path, step: TrainingStep, save_graph: Path | None, optimizer: str) -> str:
     """What to do with the plan."""
     if step.is_model:
         return f"memfit run {file} --plan {output}" + (f" --optimizer {optimizer}" if optimizer != "adamw" else "")

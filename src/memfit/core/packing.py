@@ -5,7 +5,7 @@
             │ └──────┤    b    │      unless they were declared to share (an in-place pair):
             └────────┴─────────┴──>   then they begin at the same address
 
-The judge knows no packer; every packing passes through it before it leaves the house.
+The judge knows no packer; every packing is judged before it is returned.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Buffer:
 
     @property
     def is_empty(self) -> bool:
-        """No bytes or no life: it is in nobody's way."""
+        """No bytes or no lifetime: it collides with nothing."""
         return self.size == 0 or self.stop == self.start
 
 
@@ -106,7 +106,7 @@ def _check_place(buffer: Buffer, at: int, height: int | None) -> None:
 
 
 def _group_shared(pairs: Iterable[Pair]) -> dict[str, set[str]]:
-    """Must-share is an equivalence: everyone in a set may lie on everyone else."""
+    """For each buffer the buffers it shares bytes with: if a shares with b and b with c, then a shares with c."""
     group: dict[str, set[str]] = {}
     for a, b in pairs:
         merged = group.get(a, {a}) | group.get(b, {b})

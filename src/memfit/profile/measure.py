@@ -35,8 +35,8 @@ _METHOD = 3  # figures measured in another way are other figures
 def measure_costs(captured: Captured, *, cache: Cache | None = None, progress: Progress | None = None, build: Build | None = None) -> Costs:
     """Time and workspace of every op on the device where the captured model lives.
 
-    `build` is told which targets are about to run, before any does: what must be compiled can be compiled together. It may draw on
-    first calls of the others while it waits: a library chooses and loads kernels then.
+    `build(targets, first_calls)` runs before the first measurement, so that what must be compiled is compiled together. While it waits
+    it may iterate over `first_calls`, which runs each of the other ops once: libraries choose and load their kernels then.
     """
     cache = cache or Cache()
     device_name = name_of(captured.device)
@@ -88,7 +88,7 @@ def _is_measured(captured: Captured, op: int, variant: int) -> bool:
 
 
 def _price_out(captured: Captured, plain_ns: int) -> tuple[int, int]:
-    """What no plan takes, since the op has another form."""
+    """A cost so high that planners take another form of the op."""
     return 1000 * max(plain_ns, 1), sum(s.size_bytes for s in captured.graph.storages)
 
 
@@ -194,7 +194,7 @@ def _median_cuda_ns(run: Callable[[], Any]) -> int:
 
 @functools.cache
 def _time_nothing_ns(device: int) -> int:
-    """What two events with nothing between them are apart: microseconds, and a step of a thousand short kernels has a thousand."""
+    """The time between two CUDA events with nothing between them: microseconds, which short kernels must not be charged for."""
     return _time_between_events_ns(lambda: None)
 
 

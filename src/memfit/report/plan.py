@@ -1,6 +1,6 @@
-"""One plan, looked at: what it holds at its peak and over time, what it recomputes, against the same step without recomputation.
+"""A report of one plan: what it holds at its peak and over time, what it recomputes, against the same step without recomputation.
 
-One aggregator; text and JSON here, PNG from `timeline.py`, HTML from `html.py`.
+One aggregator; text and JSON here, PNG from `timeline.py`, HTML from `plan_page.py`.
 """
 
 from __future__ import annotations

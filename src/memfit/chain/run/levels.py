@@ -1,4 +1,4 @@
-"""From budgets in bytes to storage levels in states: what fits, what it costs, and the refusal with its number when nothing does."""
+"""From budgets in bytes to storage levels in states: how many fit, what a copy costs, and an error with the least budget where none fits."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _measure_seconds(work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def add_step_argument(function: Callable[..., Any], num_states: int) -> Callable[..., Any]:
-    """`function` as one that takes the step's number after its states, whether it wants it or not."""
+    """`function`, to be called with the step's number after its states; the number is left out where it takes none."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a builtin that does not tell

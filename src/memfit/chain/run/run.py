@@ -121,7 +121,7 @@ class _Point:
 
 
 def _resume_point(files: StateFolder | None, state0: Any, seed: Any, num_steps: int, room: Room) -> _Point:
-    """The newest adjoint that can be read, and every state file that can; damaged ones are removed and done without."""
+    """The newest adjoint that can be read, and every state file that can; damaged files are removed, and the run goes on without them."""
     if files is None:
         return _Point(next_back=num_steps, adjoint=None, kept=(), found=False)
     next_back, adjoint = num_steps, None

@@ -72,7 +72,7 @@ class StateStore:
         return self.folder.read("state", step, self.model)
 
     def read(self, step: int, level: int, *, last: bool) -> Any:
-        """x_step for the working buffer. `last` hands out the stored copy itself, because nobody will ask again."""
+        """x_step for the working buffer. `last`: nobody reads it again, so the stored copy itself is given."""
         if self.places[level] != DISK:
             kept = self.held[level, step]
             if last and self.places[level] == MEMORY:
@@ -98,7 +98,7 @@ class StateStore:
             self._count(-tree_bytes(self.model))
 
     def drop(self, step: int, level: int) -> None:
-        """Forget a copy. A file stays until `sweep` says that it is not needed to resume."""
+        """Forget a copy. A file stays until `sweep` finds that resuming does not need it."""
         if self.places[level] == DISK:
             self.doomed.add(step)
         else:

@@ -164,7 +164,7 @@ def copy_to_host(tree: Any) -> Any:
 
 
 def move_like(tree: Any, model: Any, *, own: bool = False) -> Any:
-    """`tree`'s tensors on the devices of `model`'s, in memory of their own; `own` says that `tree` is already nobody else's."""
+    """A copy of `tree` with its tensors on the devices of `model`'s. `own`: nobody else uses `tree`, so what is in its place is not copied."""
     leaves, structure = flatten(tree)
     targets, _ = flatten(model)
     moved = [

@@ -26,6 +26,7 @@ def copy(x: Array) -> Array:
 
 
 def copy_if_strided(x: Array) -> Array:
+    """x itself where its elements lie in row order without gaps, else a copy that does."""
     return x if x.view.is_rows else copy(x)
 
 

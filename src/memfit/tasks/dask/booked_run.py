@@ -143,7 +143,7 @@ class BookedRun:
                 refused += 1
 
     def _may_start(self, k: int, extra: int) -> bool:
-        """What is done with but still lies on the workers counts, until it is in the way: then it is discarded first."""
+        """Values that nobody reads any more count while they lie on a worker; where they are in the way they are discarded first."""
         if self.booking.may_start(k, extra + self.litter_bytes):
             return True
         if not self.litter or not self.booking.may_start(k, extra):
@@ -178,7 +178,7 @@ class BookedRun:
         self.workers.start(task, self.name(task), self.calls[task], sources, address)
 
     def _force_next(self) -> None:
-        """Nothing runs and nothing may start: only copies can be in the way, so the inputs of the next task are moved together."""
+        """For when nothing runs and nothing may start: only copies of inputs are in the way, so the next task's inputs are moved to one worker."""
         for _ in range(_PATIENCE):
             if self._free_slots():
                 break

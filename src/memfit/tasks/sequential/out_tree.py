@@ -5,7 +5,7 @@
                 b ─┘                        └─> b
 
 Holds for items that have one reader each and are freed by it. A task whose one output is read by several others, or a
-leaf whose output stays to the end, is outside of that theorem: `recognize_out_tree` then says no, and `series_parallel.py` or
+leaf whose output stays to the end, is outside of that theorem: `recognize_out_tree` then gives None, and `series_parallel.py` or
 the search over closed sets takes over.
 """
 
