@@ -11,11 +11,12 @@ One aggregator (`memfit.chain.spacetime`), many renderers: this file draws rows 
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from memfit.report.figure import open_frame, write_png
 
 Rows = npt.NDArray[np.float64]
 _COLOURS = ("#c8922a", "#7a5ea8", "#3f8f7f", "#a8485c", "#5b6f8f")
@@ -52,14 +53,12 @@ def spacetime_text(*, num_steps: int, total_time: float, advances: Rows, backs: 
     )
 
 
-def spacetime_png(*, num_steps: int, total_time: float, advances: Rows, backs: Rows, kept: Rows, title: str = "", dpi: int = 150) -> bytes:
+def spacetime_png(*, num_steps: int, total_time: float, advances: Rows, backs: Rows, kept: Rows, title: str = "") -> bytes:
     """The diagram as a PNG file's bytes: steps upwards, time to the right."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.collections import LineCollection
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.0, 5.0), layout="constrained")
-    canvas = FigureCanvasAgg(figure)
     axes = figure.subplots()
     for level in sorted({int(x) for x in kept[:, 0]}):
         rows = _thin_out(kept[kept[:, 0] == level])
@@ -74,9 +73,7 @@ def spacetime_png(*, num_steps: int, total_time: float, advances: Rows, backs: R
     axes.plot([], [], color="#1f4e79", label="forward")
     axes.plot([], [], color="#b03a2e", label="backward")
     _decorate(axes, num_steps, total_time, title)
-    buffer = io.BytesIO()
-    canvas.print_png(buffer, metadata={"Software": "memfit"})
-    return buffer.getvalue()
+    return write_png(figure)
 
 
 def _decorate(axes: Any, num_steps: int, total_time: float, title: str) -> None:
@@ -86,8 +83,7 @@ def _decorate(axes: Any, num_steps: int, total_time: float, title: str) -> None:
     axes.set_ylabel("step")
     axes.set_title(title, fontsize=10)
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, -0.24), ncols=4, frameon=False, fontsize=8)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    open_frame(axes)
 
 
 def _thin_out(rows: Rows) -> Rows:
