@@ -200,7 +200,9 @@ def test_a_plan_made_for_another_device_is_judged_with_the_workspaces_measured_h
     assert isinstance(costs, memfit.Costs)
     assert costs.device == "t4"
     more = tuple(size + 2**20 for size in costs.workspace_bytes)
-    monkeypatch.setattr("memfit.pipeline.task.measured", lambda captured, **_: replace(costs, workspace_bytes=more, device="greedy-cpu"))
+    monkeypatch.setattr(
+        "memfit.pipeline.task.measure_costs", lambda captured, **_: replace(costs, workspace_bytes=more, device="greedy-cpu")
+    )
     code, _, err = run("run", "nets.py:convolutions", "--plan", "p.json", "--steps", 1)
     assert code == 1
     assert "on this device (greedy-cpu; " in err
