@@ -23,7 +23,7 @@ from memfit.planning.frontier.monotone import curve, share_out, spread
 from memfit.profile.devices import device as find_device
 from memfit.profile.roofline import roofline
 from memfit.report.estimate import Estimate, summarize
-from memfit.report.frontier import Frontier, frontier_of
+from memfit.report.frontier import Frontier, make_frontier
 from memfit.report.progress import Progress
 from memfit.runtime.arena.planned import installed
 from memfit.runtime.closed_loop import Stepper
@@ -167,7 +167,7 @@ def frontier(
 
         tell(0, len(budgets))
         points = curve(graph, costs, budgets, planner=planner, time_limit_s=time_limit_s, progress=tell)
-    return frontier_of(points, keep_all=keep_all, device=costs.device, elsewhere_bytes=studied.elsewhere_bytes)
+    return make_frontier(points, keep_all=keep_all, device=costs.device, elsewhere_bytes=studied.elsewhere_bytes)
 
 
 def _check_options(model: Any, engine: str, allow: Sequence[str], check: bool | str) -> None:

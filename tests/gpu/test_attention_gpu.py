@@ -22,7 +22,7 @@ from memfit.passes.run import offer_choices
 from memfit.pipeline.capture import capture
 from memfit.planning import plan
 from memfit.planning.model.to_schedule import schedule_from_ops
-from memfit.profile.measured import measure
+from memfit.profile.measure import measure_costs
 from memfit.runtime.autograd_step import Ready, Session, run
 from memfit.runtime.codegen import generate
 
@@ -145,7 +145,7 @@ def test_a_step_by_another_kernel(how: str) -> None:
     graph = captured.graph
     named = sorted({v.name for op in graph.ops for v in op.variants if v.name.endswith("kernel")})
     assert named, "another kernel is offered"
-    costs = measure(captured)
+    costs = measure_costs(captured)
     total = sum(s.size_bytes for s in graph.storages)
     for name in named:
         forms = {op.id: 1 + [v.name for v in op.variants].index(name) for op in graph.ops if name in [v.name for v in op.variants]}

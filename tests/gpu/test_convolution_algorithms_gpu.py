@@ -21,7 +21,7 @@ from memfit.pipeline.capture import capture
 from memfit.planning import plan
 from memfit.planning.model.to_schedule import schedule_from_ops
 from memfit.profile.allocations import peaks_of
-from memfit.profile.measured import measure
+from memfit.profile.measure import measure_costs
 from memfit.runtime.autograd_step import Ready, Session, run
 from memfit.runtime.codegen import generate
 
@@ -267,7 +267,7 @@ def test_offers_are_timed_and_weighed() -> None:
     model, x, y = picture(channels_last=True)
     plain = capture(model, Call.flatten((x, y), {}), loss_fn=nn.functional.cross_entropy, num_targets=1)
     captured = offer_choices(plain, "inductor", Context(least_fraction=0.0))
-    costs = measure(captured)
+    costs = measure_costs(captured)
     for op in captured.graph.ops:
         for variant in (v for v in range(1, len(op.forms)) if op.variants[v - 1].name.startswith("algorithm")):
             choice = captured.call(op.id, variant).target.args[0]  # type: ignore[union-attr]

@@ -141,7 +141,6 @@ def test_the_page_of_devices_is_the_table() -> None:
         for name, gib, speed, a, fp32, b, half, c, link in rows
     }
     known = {
-        d.name: (d.memory_bytes, d.memory_bytes_per_s, d.fp32_flops, d.half_flops, d.link_bytes_per_s)
-        for d in map(devices.device, devices.known())
+        d.name: (d.memory_bytes, d.memory_bytes_per_s, d.fp32_flops, d.half_flops, d.link_bytes_per_s) for d in devices.DEVICES.values()
     }
     assert stated == {name: pytest.approx(figures) for name, figures in known.items()}

@@ -32,7 +32,7 @@ RESERVE_OPTION = typer.Option("0", "--reserve", help="For a model: bytes left fo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class TrainingStep:
     """`elsewhere_bytes` is what a budget must hold besides (as `fit` counts it); `others` are forms of the step that round otherwise."""
 
     graph: Graph
@@ -48,7 +48,9 @@ def names_a_model(text: str) -> bool:
     return bool(colon and head) and tail.isidentifier() and not Path(text).exists()
 
 
-def load_step(name: str, costs: Path | None = None, *, device: str | None = None, optimizer: str = "adamw", reserve: str = "0") -> Step:
+def load_step(
+    name: str, costs: Path | None = None, *, device: str | None = None, optimizer: str = "adamw", reserve: str = "0"
+) -> TrainingStep:
     """A graph with its costs from whatever `name` is."""
     if names_a_model(name):
         if costs is not None:
@@ -64,9 +66,9 @@ def load_step(name: str, costs: Path | None = None, *, device: str | None = None
         if costs is not None:
             raise BadInput(f"{name}: a node-link graph brings its own costs; leave --costs out.")
         graph, own_costs = parse_node_link(data, source=name)
-        return Step(graph=graph, costs=own_costs)
+        return TrainingStep(graph=graph, costs=own_costs)
     graph = cast(Graph, load(name, Graph))
-    return Step(graph=graph, costs=cast(Costs, load(costs, Costs)) if costs else uniform_costs(graph))
+    return TrainingStep(graph=graph, costs=cast(Costs, load(costs, Costs)) if costs else uniform_costs(graph))
 
 
 def load_forms(name: str, optimizer: str, engine: str) -> Forms:
@@ -82,7 +84,7 @@ def load_forms(name: str, optimizer: str, engine: str) -> Forms:
     return Forms(replace(task, engine=engine), call)
 
 
-def _study(name: str, device: str | None, optimizer: str, reserve: str) -> Step:
+def _study(name: str, device: str | None, optimizer: str, reserve: str) -> TrainingStep:
     from memfit.cli.model_argument import load_training
 
     training = load_training(name, optimizer)
@@ -99,4 +101,6 @@ def _study(name: str, device: str | None, optimizer: str, reserve: str) -> Step:
         reserve=reserve,
     )
     others = ((form.captured.graph, form.costs) for form in studied.others)
-    return Step(graph=studied.captured.graph, costs=studied.costs, others=others, elsewhere_bytes=studied.elsewhere_bytes, is_model=True)
+    return TrainingStep(
+        graph=studied.captured.graph, costs=studied.costs, others=others, elsewhere_bytes=studied.elsewhere_bytes, is_model=True
+    )

@@ -18,7 +18,7 @@ from memfit.passes.table import PIPELINE
 from memfit.pipeline.forms import Form
 from memfit.pipeline.task import Task
 from memfit.planning import plan as find_plan
-from memfit.profile.measured import Measurement
+from memfit.profile.measure import Measurement
 from memfit.profile.roofline import roofline
 from memfit.report.progress import Progress
 

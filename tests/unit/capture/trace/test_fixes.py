@@ -13,7 +13,7 @@ from torch import nn
 from memfit.capture.captured import Captured, Role
 from memfit.capture.inputs import Call, Inputs
 from memfit.pipeline.capture import capture
-from memfit.profile.measured import _real_arguments
+from memfit.profile.measure import _real_arguments
 from memfit.profile.roofline import is_free
 
 

@@ -31,7 +31,7 @@ from memfit.planning import plan as find_plan
 from memfit.planning.model.to_schedule import schedule_from_ops
 from memfit.profile.allocations import peaks_of
 from memfit.profile.cache import Cache
-from memfit.profile.measured import measure
+from memfit.profile.measure import measure_costs
 from memfit.profile.roofline import roofline
 from memfit.runtime.autograd_step import Ready, Session, run, source_bytes
 from memfit.runtime.codegen import generate
@@ -125,7 +125,7 @@ def test_pooling_keeps_offsets_of_eight_bits_and_backward_makes_positions_of_the
     pooled = [fine.samples[t] for t in Fusion(fine, OneByOne().fuses).crossing]
     kinds = {s.dtype for s in pooled if s is not None and s.dim() == 4 and not s.is_floating_point()}
     assert kinds == {torch.int8}
-    costs = measure(coarse, cache=Cache(tmp_path / "costs.json"))
+    costs = measure_costs(coarse, cache=Cache(tmp_path / "costs.json"))
     _check_against_plain(model, data, coarse, costs, find_plan(coarse.graph, costs, None, planner="keep_all").require_plan())
 
 
@@ -151,7 +151,7 @@ def test_the_coarse_step_keeps_sources_results_and_roles(step: Any) -> None:
 def test_values_and_bytes_are_those_of_the_plain_model(step: Any, fraction: float, tmp_path: Path) -> None:
     model, data, fine = step
     coarse = gather_regions(fine, OneByOne(), least_fraction=0.0)
-    costs = measure(coarse, cache=Cache(tmp_path))
+    costs = measure_costs(coarse, cache=Cache(tmp_path))
     whole = find_plan(coarse.graph, costs, None, planner="keep_all").require_plan()
     plan = find_plan(coarse.graph, costs, int(whole.timeline.peak_bytes * fraction), time_limit_s=5).require_plan()
     _check_against_plain(model, data, coarse, costs, plan)
@@ -180,7 +180,7 @@ def _check_against_plain(model: nn.Module, data: Any, coarse: Captured, costs: C
 def test_a_region_over_its_input_gives_the_same_values(step: Any, tmp_path: Path) -> None:
     model, data, fine = step
     coarse = gather_regions(fine, OneByOne(), least_fraction=0.0)
-    costs = measure(coarse, cache=Cache(tmp_path))
+    costs = measure_costs(coarse, cache=Cache(tmp_path))
     op, v = next((op, k + 1) for op in coarse.graph.ops for k, x in enumerate(op.variants) if x.inplace_of)
     ((_, overwritten),) = op.form(v).inplace_of
     executions: list[tuple[int, int]] = []

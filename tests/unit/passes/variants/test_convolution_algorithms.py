@@ -36,7 +36,7 @@ from memfit.passes.variants.convolution_algorithms import (
 from memfit.pipeline.capture import capture
 from memfit.planning.model.to_schedule import schedule_from_ops
 from memfit.profile.cache import Cache
-from memfit.profile.measured import measure
+from memfit.profile.measure import measure_costs
 
 aten = torch.ops.aten
 _OPTIONAL = ("memfit.pack_bits", "memfit.narrow_indices", "memfit.norm_apply")
@@ -373,7 +373,7 @@ def test_the_workspace_is_weighed_with_the_op(here: Library, position: int, tmp_
     model = nn.Conv2d(3, 4, 3, padding=1)
     plain = capture(model, Call.flatten((torch.randn(2, 3, 64, 64),), {}))
     captured = offer_choices(plain, "inductor", Context(least_fraction=0.0))
-    costs = measure(captured, cache=Cache(tmp_path))
+    costs = measure_costs(captured, cache=Cache(tmp_path))
     offered = [(op.id, len(op.variants) if position else 1) for op in captured.graph.ops if op.variants]
     assert len(offered) == 2
     for op, variant in offered:
@@ -406,7 +406,7 @@ def test_a_variant_that_cannot_run_here_is_never_worth_it(here: Library, tmp_pat
         raise RuntimeError("no kernel")
 
     calls = tuple(tuple(replace(c, target=broken) for c in forms) for forms in captured.variant_calls)
-    costs = measure(replace(captured, variant_calls=calls), cache=Cache(tmp_path))
+    costs = measure_costs(replace(captured, variant_calls=calls), cache=Cache(tmp_path))
     total = sum(s.size_bytes for s in captured.graph.storages)
     for op in captured.graph.ops:
         for variant in range(1, len(op.forms)):

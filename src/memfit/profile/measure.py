@@ -20,7 +20,7 @@ from memfit.core.costs import Costs, Level
 from memfit.kernels.implementation import Implementation
 from memfit.profile.allocations import peaks_of
 from memfit.profile.cache import Cache
-from memfit.profile.roofline import estimate_ns, is_free, with_fixed_workspace
+from memfit.profile.roofline import add_fixed_workspace, estimate_ns, is_free
 from memfit.torch_private.cuda import keep_busy
 from memfit.torch_private.tensors import disable_autocast
 from memfit.torch_private.trees import map_leaves
@@ -76,7 +76,7 @@ class Measurement:
         others = [tuple(self._cost(op.id, v + 1) for v in range(len(op.variants))) for op in ops]
         return Costs(
             op_time_ns=tuple(p[0] for p in plain),
-            workspace_bytes=with_fixed_workspace(self.captured, [p[1] for p in plain]),
+            workspace_bytes=add_fixed_workspace(self.captured, [p[1] for p in plain]),
             variant_time_ns=tuple(tuple(p[0] for p in pairs) for pairs in others),
             variant_workspace_bytes=tuple(tuple(p[1] for p in pairs) for pairs in others),
             levels=(link(self.captured.device),),
@@ -102,7 +102,7 @@ class Measurement:
         return (0, 0) if text is None else self.guessed.get(text) or self.cache.get(self.device_name, text) or (0, 0)
 
 
-def measure(captured: Captured, *, cache: Cache | None = None, progress: Progress | None = None) -> Costs:
+def measure_costs(captured: Captured, *, cache: Cache | None = None, progress: Progress | None = None) -> Costs:
     """Time and workspace of every op on the device where the captured model lives; what has to be compiled is compiled as it is met."""
     return Measurement(captured, cache=cache).run(progress)
 
@@ -202,16 +202,16 @@ _ASLEEP_CYCLES = 500_000  # a quarter of a millisecond: lets the launches queue,
 
 
 def _median_cuda_ns(run: Callable[[], Any]) -> int:
-    return max(_LEAST_NS, _between_events_ns(run) - _nothing_ns(torch.cuda.current_device()))
+    return max(_LEAST_NS, _time_between_events_ns(run) - _time_nothing_ns(torch.cuda.current_device()))
 
 
 @functools.cache
-def _nothing_ns(device: int) -> int:
-    """What two events with nothing between them are apart: microseconds, and a step of a thousand short kernels has a thousand."""
-    return _between_events_ns(lambda: None)
+def _time_nothing_ns(device: int) -> int:
+    """The time between two CUDA events with nothing between them: microseconds, which short kernels must not be charged for."""
+    return _time_between_events_ns(lambda: None)
 
 
-def _between_events_ns(run: Callable[[], Any]) -> int:
+def _time_between_events_ns(run: Callable[[], Any]) -> int:
     times: list[float] = []
     for _ in range(5):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
