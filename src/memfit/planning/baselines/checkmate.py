@@ -21,7 +21,7 @@ from memfit.core.outcome import Outcome
 from memfit.planning.baselines.milp_rows import Program, Term
 from memfit.planning.model.fast_judge import peak_and_time
 from memfit.planning.model.reduce import Floats, Ints, Model
-from memfit.planning.outcome import judged
+from memfit.planning.outcome import judge_sequence
 from memfit.planning.problem import Problem
 
 _MAX_OPS = 400
@@ -38,7 +38,7 @@ class Checkmate:
         values, optimal = staged.program.solve(whole=True, time_limit_s=problem.seconds_left)
         sequence = None if values is None else staged.sequence(values)
         note = "optimal among plans in step order" if optimal else "the solver ran out of time"
-        return judged(problem, planner=self.name, sequence=sequence, reason=note if sequence is not None else "")
+        return judge_sequence(problem, planner=self.name, sequence=sequence, reason=note if sequence is not None else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class CheckmateRounding:
                 peak, time = peak_and_time(problem.model.arrays, sequence)
                 if 0 <= peak <= problem.limit_bytes and (best is None or time < best[0]):
                     best = (time, sequence)
-        return judged(problem, planner=self.name, sequence=None if best is None else best[1])
+        return judge_sequence(problem, planner=self.name, sequence=None if best is None else best[1])
 
 
 class _Staged:

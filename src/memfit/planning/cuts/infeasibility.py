@@ -23,11 +23,11 @@ from time import perf_counter
 import numpy as np
 
 from memfit.core.units import format_bytes
-from memfit.planning.model.lower_bounds import working_sets
+from memfit.planning.model.lower_bounds import list_working_sets
 from memfit.planning.model.reduce import Ints, Model
 from memfit.planning.search.state import Search
 
-StepBack = tuple[int, tuple[int, ...]]
+Predecessor = tuple[int, tuple[int, ...]]
 """A set of storages, and the forms that ran since it was there."""
 
 
@@ -58,29 +58,29 @@ class _Game:
     def runs(self) -> list[list[tuple[int, int, int, int]]]:
         model = self.model
         made = [() if model.arrays.source[s] else forms for s, forms in enumerate(model.producers)]
-        return [[(_bits(model.ins[f]), _bits(model.outs[f]), int(model.arrays.workspace[f]), f) for f in forms] for forms in made]
+        return [[(_make_bits(model.ins[f]), _make_bits(model.outs[f]), int(model.arrays.workspace[f]), f) for f in forms] for forms in made]
 
     @cached_property
     def sizes(self) -> list[int]:
         return [int(size) for size in self.model.arrays.size]
 
     def count_bytes(self, there: int) -> int:
-        return int(self.model.arrays.base_bytes) + sum(self.sizes[s] for s in _members(there))
+        return int(self.model.arrays.base_bytes) + sum(self.sizes[s] for s in list_members(there))
 
-    def drop_last_made(self, there: int, forms: tuple[int, ...] = ()) -> StepBack:
+    def drop_last_made(self, there: int, forms: tuple[int, ...] = ()) -> Predecessor:
         """Without what can be made last from the rest of it, and `forms` with those that make it, the last one first."""
-        waiting = _members(there)
+        waiting = list_members(there)
         while waiting:
             for reads, makes, workspace, form in self.runs[waiting.pop()]:
                 if makes & there and not reads & ~there and self.count_bytes(there | makes) + workspace <= self.limit:
                     there, forms = there & ~makes, (*forms, form)
-                    waiting = _members(there)
+                    waiting = list_members(there)
         return there, forms
 
-    def step_back(self, there: int) -> list[StepBack]:
+    def step_back(self, there: int) -> list[Predecessor]:
         """The sets of which one was there before, and what ran since then, the smallest last; nothing over the limit."""
         found = []
-        for s in _members(there):
+        for s in list_members(there):
             for reads, makes, workspace, form in self.runs[s]:
                 if self.count_bytes(there | reads | makes) + workspace <= self.limit:
                     found.append(self.drop_last_made((there & ~makes) | reads, (form,)))
@@ -94,11 +94,11 @@ class _Game:
         if self.count_bytes(there) > self.limit:
             return 1, None
         first, forms = self.drop_last_made(there)
-        came: dict[int, StepBack] = {first: (-1, forms)}
+        came: dict[int, Predecessor] = {first: (-1, forms)}
         waiting = [first]
         while waiting:
             here = waiting.pop()
-            if not any(self.runs[s] for s in _members(here)):
+            if not any(self.runs[s] for s in list_members(here)):
                 return len(came), _read_backwards(came, here)
             if len(came) > self.num_sets or perf_counter() > stop:
                 return len(came), np.empty(0, np.int64)
@@ -109,7 +109,7 @@ class _Game:
         return len(came), None
 
 
-def _read_backwards(came: dict[int, StepBack], here: int) -> Ints:
+def _read_backwards(came: dict[int, Predecessor], here: int) -> Ints:
     """What ran on the way to `here`, in the order in which it runs."""
     forms: list[int] = []
     while here >= 0:
@@ -122,13 +122,13 @@ def go_back(search: Search, *, seconds: float) -> None:
     """Go back from the only result and from the ops that need most, until one proves that there is no plan, or is one."""
     model, limit, numbers = search.problem.model, search.problem.limit_bytes, search.settings.proof
     game, stop = _Game(model, limit, numbers.num_sets), perf_counter() + seconds
-    demanding = [storage for _, storage in working_sets(model)]
+    demanding = [storage for _, storage in list_working_sets(model)]
     results = [storage for storage in demanding if model.arrays.pinned[storage]]
     for storage in (*(results if len(results) == 1 else ()), *demanding[: numbers.num_ops]):
         forms = model.producers[storage]
         if len(forms) != 1 or perf_counter() > stop:
             continue
-        count, sequence = game.find_way_back(_bits((*model.ins[forms[0]], *model.outs[forms[0]])), stop)
+        count, sequence = game.find_way_back(_make_bits((*model.ins[forms[0]], *model.outs[forms[0]])), stop)
         if sequence is None:
             search.proof = (
                 f"{format_bytes(limit)} ({limit} bytes) is too little for {model.describe(forms[0])}: going back from what it reads and makes, "
@@ -140,11 +140,11 @@ def go_back(search: Search, *, seconds: float) -> None:
             return
 
 
-def _bits(storages: tuple[int, ...]) -> int:
+def _make_bits(storages: tuple[int, ...]) -> int:
     return sum(1 << s for s in set(storages))
 
 
-def _members(there: int) -> list[int]:
+def list_members(there: int) -> list[int]:
     found = []
     while there:
         low = there & -there

@@ -22,7 +22,7 @@ def is_pure_view(graph: Graph, op: Op) -> bool:
     return bool(op.outputs) and not op.inplace_of and not op.variants and all(graph.is_view(op, t) for t in op.outputs)
 
 
-def can_wait(graph: Graph) -> set[int]:
+def find_waitable(graph: Graph) -> set[int]:
     """Storages that one op makes and only pure views, which can be made again, name again."""
     outside = {graph.storage_of(t) for t in (*graph.sources, *graph.results)}
     others = [op for op in graph.ops if not (is_pure_view(graph, op) and op.replayable)]
@@ -31,7 +31,7 @@ def can_wait(graph: Graph) -> set[int]:
     return made - outside - mixed
 
 
-class Fetched:
+class OffloadGraph:
     """`late`: storage -> ops that read it after the peak. `ahead`: op -> storages that must be there when it runs."""
 
     def __init__(self, graph: Graph, costs: Costs, late: Mapping[int, Iterable[int]], ahead: Mapping[int, Iterable[int]]) -> None:
@@ -47,9 +47,9 @@ class Fetched:
         self._ops: list[Op] = []
         readers = {op for ops in late.values() for op in ops}
         early = {op: tuple(self._names[graph.tensors_of[s][0]] for s in storages) for op, storages in ahead.items()}
-        makers = _makers(graph, late)
+        makers = _find_makers(graph, late)
         for op in graph.ops:
-            self._add(_reading(self._renamed(op, op.id in readers), early.get(op.id, ())), Compute(op.id))
+            self._add(_add_inputs(self._renamed(op, op.id in readers), early.get(op.id, ())), Compute(op.id))
             if is_pure_view(graph, op) and all(t in self._names for t in op.outputs):
                 again = replace(op, inputs=self._new(op.inputs), outputs=self._new(op.outputs))
                 self._add(again, Compute(op.id))
@@ -152,7 +152,7 @@ class Fetched:
         return [storage for storage in gone if held.get(storage, 0)]
 
 
-def _makers(graph: Graph, storages: Iterable[int]) -> dict[int, list[int]]:
+def _find_makers(graph: Graph, storages: Iterable[int]) -> dict[int, list[int]]:
     """Op -> storages that it makes, as the first of all."""
     found: dict[int, list[int]] = {}
     for storage in storages:
@@ -161,7 +161,7 @@ def _makers(graph: Graph, storages: Iterable[int]) -> dict[int, list[int]]:
     return found
 
 
-def _reading(op: Op, more: tuple[int, ...]) -> Op:
+def _add_inputs(op: Op, more: tuple[int, ...]) -> Op:
     """The op with more inputs, in every form."""
     if not more:
         return op

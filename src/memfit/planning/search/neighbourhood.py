@@ -15,9 +15,9 @@ import numpy as np
 
 from memfit.jit.kernel import kernel
 from memfit.planning.model.fast_judge import INVALID, drop_dead, measure
-from memfit.planning.model.inplace_forms import Siblings, overwritten
+from memfit.planning.model.inplace_forms import Siblings, use_inplace
 from memfit.planning.model.reduce import Arrays, Ints
-from memfit.planning.search.drop_repeats import delete, polish, repeats
+from memfit.planning.search.drop_repeats import delete, find_repeats, polish
 from memfit.planning.search.repair import Repairer
 
 _NEVER = 2**62
@@ -28,7 +28,7 @@ Standing = tuple[int, int]
 
 
 @kernel
-def move_target(a: Arrays, seq: Ints, p: int, later: bool) -> int:
+def find_move_target(a: Arrays, seq: Ints, p: int, later: bool) -> int:
     """How far the execution at p can move: to just before what first reads it, or to just after what it reads."""
     f = seq[p]
     step = 1 if later else -1
@@ -70,7 +70,7 @@ class Neighbourhood:
 
     def stand(self, seq: Ints) -> Standing:
         usage = np.empty(len(seq), np.int64)
-        peak, time = measure(self.arrays, overwritten(self.arrays, seq, self.siblings), usage)
+        peak, time = measure(self.arrays, use_inplace(self.arrays, seq, self.siblings), usage)
         if peak == INVALID:
             return _NEVER, _NEVER
         return int(np.maximum(usage - self.limit, 0).sum()), int(time)
@@ -120,7 +120,7 @@ class Neighbourhood:
 
     def _delete_some(self) -> Ints:
         seq = self.current
-        again = repeats(self.arrays, seq)
+        again = find_repeats(self.arrays, seq)
         width = max(4, int(len(seq) * np.exp(self.random.uniform(-4.0, -0.5))))
         low = int(self.random.integers(0, max(len(seq) - width, 1)))
         inside = again[(again >= low) & (again < low + width)]
@@ -136,7 +136,7 @@ class Neighbourhood:
         seq = self.current
         for _ in range(int(self.random.integers(1, 6))):
             p = int(self.random.integers(0, len(seq)))
-            far = int(move_target(self.arrays, seq, p, bool(self.random.random() < 0.6)))
+            far = int(find_move_target(self.arrays, seq, p, bool(self.random.random() < 0.6)))
             to = far if self.random.random() < 0.5 else int(self.random.integers(min(p, far), max(p, far) + 1))
             if to == p:
                 continue

@@ -89,7 +89,7 @@ def lower_peak(
 
 
 @kernel
-def replay_window(a: Arrays, order: Ints, low: int, high: int, held: int, last: Ints, num_readers: Ints, limit: int, usage: Ints) -> int:
+def replay_range(a: Arrays, order: Ints, low: int, high: int, held: int, last: Ints, num_readers: Ints, limit: int, usage: Ints) -> int:
     """Fill `usage` from `low` to `high`, given what is held before it; returns the bytes over the limit there."""
     for p in range(low, high + 1):
         f = order[p]
@@ -121,7 +121,7 @@ def replay_window(a: Arrays, order: Ints, low: int, high: int, held: int, last: 
 
 
 @kernel
-def held_before(a: Arrays, order: Ints, p: int, usage: Ints) -> int:
+def bytes_before(a: Arrays, order: Ints, p: int, usage: Ints) -> int:
     f = order[p]
     held = int(usage[p] - a.workspace[f])
     for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
@@ -169,7 +169,7 @@ def move_ops(
     for s in range(len(a.size)):
         if a.source[s] and num_readers[s] > 0:
             held += a.size[s]
-    over = replay_window(a, order, 0, n - 1, held, last, num_readers, limit, usage)
+    over = replay_range(a, order, 0, n - 1, held, last, num_readers, limit, usage)
     target = 0
     for _ in range(moves):
         if over == 0:
@@ -201,12 +201,12 @@ def move_ops(
         before = 0
         for i in range(first, final + 1):
             before += max(usage[i] - limit, 0)
-        held = held_before(a, order, first, usage)
+        held = bytes_before(a, order, first, usage)
         shift(order, place, p, q)
-        now = replay_window(a, order, first, final, held, last, num_readers, limit, usage)
+        now = replay_range(a, order, first, final, held, last, num_readers, limit, usage)
         if now - before <= temperature * over * np.random.random():
             over += now - before
         else:
             shift(order, place, q, p)
-            replay_window(a, order, first, final, held, last, num_readers, limit, usage)
+            replay_range(a, order, first, final, held, last, num_readers, limit, usage)
     return order, over
