@@ -110,7 +110,7 @@ class _Runs:
         sequence = anneal(a, start, limit, toll, moves, heat, seed, self.stop)
         usage = np.empty(len(sequence), np.int64)
         measure(a, sequence, usage)
-        return self._polished(sequence, int(sum_excess(usage, len(sequence), limit)))
+        return self._polish(sequence, int(sum_excess(usage, len(sequence), limit)))
 
     def run_beam(self, width: int, lean: float, deep: bool, seed: int) -> _Found | None:
         problem, a = self.search.problem, self.search.problem.model.arrays
@@ -118,9 +118,9 @@ class _Runs:
         most_ns = 2**60 if self.search.best is None else self.search.best_time_ns - base_ns
         lean_ns, tie_ns = lean * base_ns / max(limit, 1), int(self.search.settings.beam.tie * base_ns)
         sequence = search_beam(a, self.ways, limit, most_ns, width, lean_ns, deep, tie_ns, seed, self.stop)
-        return self._polished(sequence, 0) if len(sequence) else None
+        return self._polish(sequence, 0) if len(sequence) else None
 
-    def _polished(self, sequence: Ints, over: int) -> _Found:
+    def _polish(self, sequence: Ints, over: int) -> _Found:
         a = self.search.problem.model.arrays
         sequence = polish(a, sequence, self.search.problem.limit_bytes) if over == 0 else sequence
         return _Found(over=over, time=int(a.time[sequence].sum()), sequence=sequence)

@@ -34,7 +34,7 @@ class DropCheap:
         """The fastest that fits, or the one least over the budget."""
         model = problem.model
         turn = turning_point(model, usage_of(model.arrays, np.array(model.agenda, np.int64)))
-        ranked = self._ranked(model, turn)
+        ranked = self._rank(model, turn)
         best: tuple[tuple[int, int, int], Ints] | None = None
         for count in _search(len(ranked)):
             sequence = keep_at(model, [turn], [ranked[count:]])
@@ -44,7 +44,7 @@ class DropCheap:
                 best = (key, sequence)
         return None if best is None else best[1]
 
-    def _ranked(self, model: Model, turn: int) -> list[int]:
+    def _rank(self, model: Model, turn: int) -> list[int]:
         """Storages made before the turn, cheapest to drop first."""
         a = model.arrays
         ranked = []

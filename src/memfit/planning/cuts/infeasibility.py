@@ -4,14 +4,15 @@
                                                         └─ y, from b and c:  {x, b, c} were there before, and y beside them
                              and so on, back to nothing: then there is a way; or each set is over the budget: then there is none
 
-Whatever is there together at some moment, one of it was made last, and just before that its inputs were there beside the others. So an op can
-run within a budget exactly if some way back leads to nothing, however often things are made again (a pebble game, played from its end;
-Sethi 1975). The sets grow too many where there is room; where there is next to none few are left, and when none is, that is the proof: anybody
-can go through the same sets. `model/lower_bounds.py` looks one step back, this as many as it takes.
+Of the values held at some moment one was made last, and just before that its inputs were held beside the others. So an op can run
+within a budget exactly if some way back leads to the empty set, however often values are made again (a pebble game played from its
+end; Sethi 1975). With much room there are too many sets to visit. With little room there are few, and when all are visited without
+reaching the empty set, that is the proof; anybody can check it by visiting the same sets. `model/lower_bounds.py` looks back once,
+this file as often as it takes.
 
-A way that does lead to nothing is a plan, read backwards, where the op is the step's only result: not a fast one, but one to set out from.
+If the op makes the step's only result, a way back to the empty set is a plan, read backwards: not a fast one, but a start.
 
-Values whose inputs are all in the set are left out at once: they can be made last, and what remains asks for less.
+A value whose inputs are all in the set is removed at once: it can be made last, and what remains needs less memory.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from time import perf_counter
 import numpy as np
 
 from memfit.core.units import format_bytes
-from memfit.planning.model.lower_bounds import list_working_sets
+from memfit.planning.model.lower_bounds import list_members, list_working_sets
 from memfit.planning.model.reduce import Ints, Model
 from memfit.planning.search.state import Search
 
 Predecessor = tuple[int, tuple[int, ...]]
-"""A set of storages, and the forms that ran since it was there."""
+"""An earlier set of storages, and the forms that lead from it to the later one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProveInfeasible:
-    """Look for an op that cannot run within the budget; a way back from the only result is a plan instead."""
+    """Look for an op that cannot run within the budget, or find a plan on the way."""
 
     name: str = "proof"
 
@@ -68,7 +69,7 @@ class _Game:
         return int(self.model.arrays.base_bytes) + sum(self.sizes[s] for s in list_members(there))
 
     def drop_last_made(self, there: int, forms: tuple[int, ...] = ()) -> Predecessor:
-        """Without what can be made last from the rest of it, and `forms` with those that make it, the last one first."""
+        """Remove from the set what the rest of it can make last; `forms` gets those that make it, the last one first."""
         waiting = list_members(there)
         while waiting:
             for reads, makes, workspace, form in self.runs[waiting.pop()]:
@@ -77,8 +78,8 @@ class _Game:
                     waiting = list_members(there)
         return there, forms
 
-    def step_back(self, there: int) -> list[Predecessor]:
-        """The sets of which one was there before, and what ran since then, the smallest last; nothing over the limit."""
+    def list_predecessors(self, there: int) -> list[Predecessor]:
+        """The sets from which `there` can be reached by one form inside the limit, the smallest last."""
         found = []
         for s in list_members(there):
             for reads, makes, workspace, form in self.runs[s]:
@@ -87,9 +88,9 @@ class _Game:
         return sorted(found, key=lambda step: self.count_bytes(step[0]), reverse=True)
 
     def find_way_back(self, there: int, stop: float) -> tuple[int, Ints | None]:
-        """How many sets were looked at, and a sequence that makes `there` from nothing.
+        """How many sets were visited, and a sequence that makes `there` from nothing.
 
-        None where there is none, which is the proof; an empty one where nobody knows after so many sets or so long.
+        The sequence is None if there is none, which is the proof, and empty if the search gave up.
         """
         if self.count_bytes(there) > self.limit:
             return 1, None
@@ -102,10 +103,10 @@ class _Game:
                 return len(came), _read_backwards(came, here)
             if len(came) > self.num_sets or perf_counter() > stop:
                 return len(came), np.empty(0, np.int64)
-            for step, since in self.step_back(here):
-                if step not in came:
-                    came[step] = (here, since)
-                    waiting.append(step)
+            for before, since in self.list_predecessors(here):
+                if before not in came:
+                    came[before] = (here, since)
+                    waiting.append(before)
         return len(came), None
 
 
@@ -142,12 +143,3 @@ def go_back(search: Search, *, seconds: float) -> None:
 
 def _make_bits(storages: tuple[int, ...]) -> int:
     return sum(1 << s for s in set(storages))
-
-
-def list_members(there: int) -> list[int]:
-    found = []
-    while there:
-        low = there & -there
-        found.append(low.bit_length() - 1)
-        there ^= low
-    return found

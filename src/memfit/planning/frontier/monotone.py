@@ -1,11 +1,11 @@
 """Outcomes along a row of budgets: found by any planner, and put in order so that they are monotone in both directions.
 
-    budget   4    5    6    7           every plan found at any budget is offered to every other one:
+    budget   4    5    6    7           every plan found at any budget is tried at every other one:
     plan     a    b    c    d           the fastest that fits is taken, of equally fast ones the smallest
     time     9 >= 7 >= 7 >= 5           more budget is never slower,
     peak     4 <= 5 <= 5 <= 7           less budget never holds more
 
-`frontier.py` searches the whole curve at once with memfit's own planner; this file serves the other planners, and both.
+`frontier/search.py` searches the whole curve at once with `planner="auto"`; this file does it for any planner.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def share_out(keep_all_peak_bytes: int, fractions: Sequence[float]) -> tuple[int
 
 
 def make_monotone(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Every plan offered to every budget; bounds carried to where they hold as well."""
+    """Give each budget the fastest plan that fits it, and each bound to the budgets for which it holds too."""
     ordered = sorted(points, key=lambda point: point[0])
     least_bytes = max((outcome.lower_bound_bytes for _, outcome in ordered), default=0)  # of any plan at all
     falling = accumulate((outcome.lower_bound_ns for _, outcome in reversed(ordered)), max)  # holds for smaller budgets too

@@ -55,7 +55,7 @@ def find_floor(model: Model) -> Floor:
             alone.append((min(needs)[0], s))
             if min(needs)[0] > best:
                 best, form = min(needs)
-                count = len(set(model.ins[form]) | set(model.outs[form]) | list_members(earlier[form]))
+                count = len(set(model.ins[form]) | set(model.outs[form]) | set(list_members(earlier[form])))
                 where = f"at {model.describe(form)} {count} storages must coexist"
     for _, s in sorted(alone, reverse=True)[:_LOOKED_BACK]:
         entered = min((_least_before(model, f, earlier[f]), f) for f in model.producers[s])
@@ -95,7 +95,7 @@ def _closure(model: Model, wanted: list[int]) -> set[int]:
 
 def _working_set(model: Model, form: int, earlier: int) -> int:
     a = model.arrays
-    held = set(model.ins[form]) | list_members(earlier)
+    held = set(model.ins[form]) | set(list_members(earlier))
     held -= set(model.outs[form])
     fresh = sum(int(a.size[s]) for s in model.outs[form])
     return int(a.base_bytes + a.workspace[form] + fresh + sum(int(a.size[s]) for s in held))
@@ -104,7 +104,7 @@ def _working_set(model: Model, form: int, earlier: int) -> int:
 def _least_before(model: Model, form: int, earlier: int) -> int:
     """The least that is held when the last of what `form` needs is made, whichever that is."""
     a = model.arrays
-    needed = set(model.ins[form]) | list_members(earlier)
+    needed = set(model.ins[form]) | set(list_members(earlier))
     held = int(a.base_bytes) + sum(int(a.size[s]) for s in needed)
     least = [
         held + int(a.workspace[g]) + _extra_bytes(model, g, needed)
@@ -122,11 +122,12 @@ def _extra_bytes(model: Model, form: int, needed: set[int]) -> int:
     return fresh - sum(int(size[new]) for new, _ in model.takes[form] if new in needed)
 
 
-def list_members(bits: int) -> set[int]:
-    found = set()
+def list_members(bits: int) -> list[int]:
+    """The storages of a bit set."""
+    found = []
     while bits:
         low = bits & -bits
-        found.add(low.bit_length() - 1)
+        found.append(low.bit_length() - 1)
         bits ^= low
     return found
 

@@ -4,9 +4,9 @@
     to host        └ 1 ┘└─ 2 ─┘                          as early as made, freed when the copy is complete
     from host                          └─ 2 ─┘└ 1 ┘      early enough for its first reader, as far as memory allows
 
-1. `chosen`: values that wait longest, as many as the link sends off before the peak and brings back in time.
-2. `fetched.py`: the graph with these values sent and fetched, which any planner can plan.
-3. `copies.py`: frees wait for copies that leave, fetches move ahead of their readers, as memory allows.
+1. `choose_offloaded`: values that wait longest, as many as the link offloads before the peak and reloads in time.
+2. `graph.py`: the graph with these values offloaded and reloaded, which any planner can plan.
+3. `overlap.py`: frees wait until their copies are complete, reloads move ahead of their readers, as memory allows.
 
 The judge, which knows the link, has the last word: the plan is taken only where it is faster than the one without offload by more than
 copies slow down what runs beside them.
@@ -239,13 +239,13 @@ def _plan_copies(problem: Problem, uses: _Uses, needs: dict[int, int], planner: 
     ahead: dict[int, list[int]] = {}
     for storage, op in _find_hiding_ops(problem, uses, needs).items():
         ahead.setdefault(op, []).append(storage)
-    offers = OffloadGraph(problem.graph, problem.costs, {s: uses.readers_after_peak(s) for s in needs}, ahead)
-    inner = Problem(graph=offers.graph, costs=offers.costs, budget=problem.budget, time_limit_s=seconds, progress=problem.progress)
+    offloading = OffloadGraph(problem.graph, problem.costs, {s: uses.readers_after_peak(s) for s in needs}, ahead)
+    inner = Problem(graph=offloading.graph, costs=offloading.costs, budget=problem.budget, time_limit_s=seconds, progress=problem.progress)
     found = planner.plan(inner).plan
     if found is None:
         return None
     try:
-        schedule = overlap_copies(problem, offers.translated(found.schedule))
+        schedule = overlap_copies(problem, offloading.translate(found.schedule))
         timeline = simulate(problem.graph, schedule, problem.costs, problem.budget)
     except IllegalSchedule:
         return None

@@ -29,7 +29,7 @@ def add_bytes(usage: Ints, low: int, high: int, size: int, limit: int) -> bool:
 
 @kernel
 def change_usage(a: Arrays, p: int, limit: int, usage: Ints, ev: Table, sign: int) -> bool:
-    """Change `usage` as if position p were not there (sign 1) or back (sign -1); whether the rest can do without it inside the limit.
+    """Change `usage` as if position p were deleted (sign 1) or put back (sign -1); whether the rest then runs inside the limit.
 
     A read that was the last of its value shortens that value's life. A value that was made here is read from its previous
     production instead, which then lives up to here; a result is made by its next production instead.

@@ -1,8 +1,8 @@
 """A sequence as events: each read and each production of a storage, linked to the one before it and the one after it.
 
-    forms      a      b      c        row STORAGE    x  y │ y  z │ y  z  w      what each event reads or makes
-    reads      x      y      y, z     row BEFORE     .  . │ 1  . │ 2  3  .      the event of the same storage before it
-    makes      y      z      w        row MAKES      0  1 │ 0  1 │ 0  0  1      0: it reads, 1: it makes
+    forms      a      b      c        row storage    x  y │ y  z │ y  z  w      what each event reads or makes
+    reads      x      y      y, z     row before     .  . │ 1  . │ 2  3  .      the event of the same storage before it
+    makes      y      z      w        row makes      0  1 │ 0  1 │ 0  0  1      0: it reads, 1: it makes
 
 What a change does to lives lies between two neighbouring events, so polish and repair look there and nowhere else.
 All rows are one array: the time to compile a kernel follows the number of arrays that it is given.

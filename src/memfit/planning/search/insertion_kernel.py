@@ -1,4 +1,4 @@
-"""What an insertion does, by looking only at the bytes it moves: every candidate of a repair is judged exactly.
+"""The exact effect of an insertion, computed from the lives that it changes: so a repair can judge every candidate.
 
     before    s ├──────────────────┤ read at u        inserting [g, maker of s] before u
     after     s ├──┤            g m├                  s is gone from its last event to u, what g reads lives up to u, and the
@@ -110,7 +110,7 @@ class _Work(NamedTuple):
 WORK = _Work()
 """Rows of the scratch table."""
 _MOST = 2048
-"""More changes than that are not looked at."""
+"""The most changes that are noted; an insertion with more is not judged exactly."""
 
 
 @kernel
@@ -128,13 +128,13 @@ def make_scratch(a: Arrays, n: int) -> Table:
 
 @kernel
 def max_forms(a: Arrays) -> int:
-    """Insertions of more forms are not looked at."""
+    """The most forms of one insertion."""
     return 4 * len(a.time) + 8
 
 
 @kernel
 def add_bytes(usage: Ints, low: int, high: int, amount: int, limit: int, work: Table) -> int:
-    """Add `amount` to positions low to high - 1; returns by how much that raises what is over the limit. Noted, to be undone."""
+    """Add `amount` to positions low to high - 1; returns by how much that raises what is over the limit. The change is noted, for `undo`."""
     if low >= high:
         return 0
     i = work[WORK.used, 0]
@@ -153,6 +153,7 @@ def add_bytes(usage: Ints, low: int, high: int, amount: int, limit: int, work: T
 
 @kernel
 def undo(usage: Ints, work: Table) -> None:
+    """Take back all noted changes of `usage`."""
     for i in range(min(work[WORK.used, 0], _MOST) - 1, -1, -1):
         if work[WORK.high, i] < 0:
             usage[work[WORK.low, i]] = work[WORK.amount, i]
@@ -178,7 +179,7 @@ def is_unread(a: Arrays, ev: Table, e: int, u: int, work: Table, stamp: int) -> 
 
 @kernel
 def note_forms(a: Arrays, forms: Ints, start: int, count: int, work: Table, stamp: int) -> int:
-    """Note what the inserted forms make, from where to where among them, and up to where they read what was there; returns their time."""
+    """Note where among the inserted forms each storage is made and last read, and up to where older values are read; returns the time."""
     time = 0
     for i in range(count):
         f = forms[start + i]
@@ -197,7 +198,7 @@ def note_forms(a: Arrays, forms: Ints, start: int, count: int, work: Table, stam
 
 @kernel
 def change_level(work: Table, count: int, place: int, amount: int) -> None:
-    """From the inserted form at `place` on, `amount` more is held."""
+    """Hold `amount` more from the inserted form at `place` on."""
     if place < count:
         work[WORK.level, place] += amount
 
@@ -206,7 +207,7 @@ def change_level(work: Table, count: int, place: int, amount: int) -> None:
 def change_lives(
     a: Arrays, ev: Table, usage: Ints, limit: int, u: int, forms: Ints, start: int, count: int, latest: Ints, work: Table, stamp: int
 ) -> int:
-    """Change lives outside the inserted forms, and note in `level` what is held within them; returns the change of what is over."""
+    """Change the lives outside the inserted forms and note those within them in row `level`; returns the change of bytes over the limit."""
     over = 0
     for i in range(count):
         f = forms[start + i]
@@ -273,7 +274,10 @@ def measure_insertion(
 
 @kernel
 def drop_unread(a: Arrays, ev: Table, usage: Ints, limit: int, u: int, first: int, work: Table, stamp: int) -> tuple[int, int]:
-    """Remove position `first` if nobody reads what it makes any more, and whatever then is read by nobody: (change of over, time saved)."""
+    """Remove position `first` if nobody reads what it makes any more, then all that is unread after that.
+
+    Returns (change of the bytes over the limit, time saved).
+    """
     stack = np.empty(ev.shape[1], np.int64)
     stack[0] = first
     top, over, saved = 1, 0, 0
@@ -333,10 +337,11 @@ def find_best_insertion(
     top: int,
     jitter: Floats,
 ) -> tuple[int, Ints, int]:
-    """Of the `top` most promising insertions that drop a chosen victim until its next use, the one that takes most bytes away per time.
+    """The best insertion: it drops a chosen victim until its next use, and lowers the bytes over the limit most per unit of time.
 
-    Promising is much of `height` bytes for little time. `usage` is what is held, `plain` without in-place forms; `chosen` is in the
-    order of next uses. Returns (u, forms, change of the bytes over the limit); no forms when nothing helps.
+    Only the `top` most promising are judged: those that free much of `height` bytes in little time. `usage` is what is held, `plain` the
+    same without in-place forms, `chosen` in the order of next uses. Returns (u, forms, change of the bytes over the limit); no forms when
+    nothing helps.
     """
     ev, work = make_events(a, seq), make_scratch(a, len(seq))
     latest, known = np.empty(len(a.size), np.int64), np.empty(len(a.size), np.int64)
@@ -389,7 +394,7 @@ def find_best_insertion(
 
 @kernel
 def advance(ev: Table, at: int, u: int, latest: Ints) -> int:
-    """Note the last event of each storage before u, given those before `at`; returns u."""
+    """Bring `latest`, the last event of each storage, from position `at` up to position u; returns u."""
     for e in range(ev[EVENT.ptr, at], ev[EVENT.ptr, u]):
         latest[ev[EVENT.storage, e]] = e
     return u

@@ -3,8 +3,8 @@
     usage    ▂▅█▇▅▂      an op at the height moves to before or after it: only the positions between are measured again
              ▂▅▇▆▆▂      kept if fewer bytes are over the limit, or hardly more while the search is young
 
-Without recomputation lifetimes follow from positions alone, so a move costs as much as the window it crosses, not as the
-whole step: a hundred thousand moves a second.
+Without recomputation lifetimes follow from positions alone, so a move costs as much as the positions it crosses, not
+as the whole step.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def replay_range(a: Arrays, order: Ints, low: int, high: int, held: int, last: I
         f = order[p]
         for k in range(a.in_ptr[f], a.in_ptr[f + 1]):
             s = a.in_idx[k]
-            if last[s] <= high:  # no reader beyond the window: the latest one in it frees
+            if last[s] <= high:  # no reader after `high`: the last one up to it frees
                 last[s] = p
     over = 0
     for p in range(low, high + 1):
@@ -122,6 +122,7 @@ def replay_range(a: Arrays, order: Ints, low: int, high: int, held: int, last: I
 
 @kernel
 def bytes_before(a: Arrays, order: Ints, p: int, usage: Ints) -> int:
+    """Bytes held when the op at p begins."""
     f = order[p]
     held = int(usage[p] - a.workspace[f])
     for k in range(a.out_ptr[f], a.out_ptr[f + 1]):

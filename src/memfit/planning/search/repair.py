@@ -184,7 +184,7 @@ def judge_insertions(a: Arrays, seq: Ints, limit: int, rows: Ints, order: Ints, 
 class Repairer:
     """`top` insertions are judged exactly, of `wide` idle values looked at; `noise` makes a search out of a greedy rule.
 
-    `bold` values bytes beyond what is over at the height: sooner done, and now and then dearer.
+    `bold` also values bytes beyond those over the limit: fewer insertions, which now and then cost more time.
 
     With `inplace` sequences are plain, and fit if they do with in-place forms put in. For a sequence that overwrites by itself each
     insertion is judged from the start.
@@ -219,49 +219,49 @@ class Repairer:
         """The same for any sequence, each insertion judged from the start."""
         before, least = seq, NEVER
         for _ in range(max_steps + 1):
-            usage, time = self._usage(seq)
+            usage, time = self._measure(seq)
             over = NEVER if usage is None else int(np.maximum(usage - self.limit, 0).sum())
             if over >= least:
                 return before
             before, least = seq, over
             if usage is None or over == 0 or perf_counter() > deadline_s:
                 break
-            better = self._step(seq, usage, over, time)
+            better = self._insert_once(seq, usage, over, time)
             if better is None:
                 break
             seq = better
         return before
 
-    def _usage(self, seq: Ints) -> tuple[Ints | None, int]:
+    def _measure(self, seq: Ints) -> tuple[Ints | None, int]:
         usage = np.empty(len(seq), np.int64)
         peak, time = measure(self.arrays, seq, usage)
         return (None if peak == INVALID else usage), int(time)
 
-    def _step(self, seq: Ints, usage: Ints, over: int, time: int) -> Ints | None:
+    def _insert_once(self, seq: Ints, usage: Ints, over: int, time: int) -> Ints | None:
         heights = usage.copy()
         for _ in range(6):  # the highest position first; where nothing helps, the next one
             q = int(np.argmax(heights))
             if heights[q] <= self.limit:
                 return None
-            better = self._judged_insertion(seq, usage, q, over, time)
+            better = self._insert_best(seq, usage, q, over, time)
             if better is not None:
                 return better
             heights[max(q - 2, 0) : q + 3] = 0
         return None
 
-    def _idle(self, seq: Ints, q: int) -> tuple[Ints, Ints]:
+    def _find_idle(self, seq: Ints, q: int) -> tuple[Ints, Ints]:
         """The idle values worth looking at, and where each is read next, in that order."""
         a = self.arrays
         victims, next_use = np.empty(len(a.size), np.int64), np.empty(len(a.size), np.int64)
         count = find_idle(a, seq, q, self.maker, victims, next_use)
         victims, next_use = victims[:count], next_use[:count]
-        chosen = np.argsort(-self._jitter(count) * a.size[victims] / (a.time[self.maker[victims]] + 1.0))[: self.wide]
+        chosen = np.argsort(-self._draw_jitter(count) * a.size[victims] / (a.time[self.maker[victims]] + 1.0))[: self.wide]
         chosen = chosen[np.argsort(next_use[chosen], kind="stable")]
         return victims[chosen], next_use[chosen]
 
-    def _judged_insertion(self, seq: Ints, usage: Ints, q: int, over: int, time: int) -> Ints | None:
+    def _insert_best(self, seq: Ints, usage: Ints, q: int, over: int, time: int) -> Ints | None:
         a = self.arrays
-        victims, next_use = self._idle(seq, q)
+        victims, next_use = self._find_idle(seq, q)
         if not len(victims):
             return None
         rows, times = np.empty((3 * len(victims), 4), np.int64), np.empty(3 * len(victims), np.int64)
@@ -269,15 +269,15 @@ class Repairer:
         filled = list_insertions(a, seq, usage, self.limit, self.maker, victims, next_use, rows, times, forms)
         if not filled:
             return None
-        order = np.argsort(-self._jitter(filled) * a.size[rows[:filled, 0]] / (times[:filled] + 1.0))[: self.top]
+        order = np.argsort(-self._draw_jitter(filled) * a.size[rows[:filled, 0]] / (times[:filled] + 1.0))[: self.top]
         after, takes = np.empty(len(order), np.int64), np.empty(len(order), np.int64)
         judge_insertions(a, seq, self.limit, rows, order, forms, after, takes)
-        score = self._jitter(len(order)) * (over - after) / (np.maximum(takes - time, 0) + 1e-3)
+        score = self._draw_jitter(len(order)) * (over - after) / (np.maximum(takes - time, 0) + 1e-3)
         best = int(np.argmax(score))
         if after[best] >= over:
             return None
         row = rows[order[best]]
         return drop_dead(a, insert_forms(seq, int(row[1]), forms, int(row[2]), int(row[3])))
 
-    def _jitter(self, count: int) -> Floats:
+    def _draw_jitter(self, count: int) -> Floats:
         return np.exp(self.noise * self.random.standard_normal(count)) if self.noise else np.ones(count)

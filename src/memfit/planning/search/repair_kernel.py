@@ -1,8 +1,8 @@
 """Steps of repair in one compiled loop, for sequences of plain forms: a search repairs hundreds of times a second.
 
-    while something is over the limit:   the highest position  ->  what is idle there  ->  the best insertion  ->  without dead runs
+    while something is over the limit:   the highest position  ->  what is idle there  ->  the best insertion  ->  drop executions nobody reads
 
-In-place forms are put in to see what is held (`overwrite.py`), and nowhere else.
+In-place forms are put in to see what is held (`inplace_forms.py`), and nowhere else.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def sum_excess(usage: Ints, n: int, limit: int) -> int:
 
 @kernel
 def find_idle(a: Arrays, seq: Ints, q: int, maker: Ints, victims: Ints, next_use: Ints) -> int:
-    """Fill in the storages alive but idle at position q, with where each is read next; returns how many."""
+    """List the storages that position q holds without using them, and where each is read next; returns how many."""
     num = len(a.size)
     made = np.full(num, -1, np.int64)
     upcoming = np.full(num, -1, np.int64)
@@ -105,7 +105,7 @@ def sort_by(items: Ints, key: Ints) -> None:
 
 @kernel
 def fill_usage(a: Arrays, seq: Ints, inplace: Ints, usage: Ints) -> bool:
-    """Fill in what is held with in-place forms put in; whether the sequence can run."""
+    """Fill `usage` with the bytes held at each position, with in-place forms put in; whether the sequence can run."""
     peak, _ = measure(a, overwrite(a, seq, inplace) if len(inplace) else seq, usage)
     return bool(peak != INVALID)
 
@@ -114,7 +114,8 @@ def fill_usage(a: Arrays, seq: Ints, inplace: Ints, usage: Ints) -> bool:
 def insert_for(
     a: Arrays, seq: Ints, usage: Ints, limit: int, q: int, maker: Ints, top: int, wide: int, noise: float, bold: bool, inplace: Ints
 ) -> Ints:
-    """The sequence after the best insertion for position q; empty when nothing helps there. A bold one wants more than what is over."""
+    """The sequence after the best insertion for position q; empty when nothing helps there. `bold` also values bytes
+    beyond those over the limit."""
     victims, next_use = np.empty(len(a.size), np.int64), np.empty(len(a.size), np.int64)
     count = find_idle(a, seq, q, maker, victims, next_use)
     if count == 0:
@@ -139,7 +140,7 @@ def insert_for(
 def repair(
     a: Arrays, seq: Ints, limit: int, maker: Ints, top: int, wide: int, noise: float, bold: bool, inplace: Ints, steps: int, seed: int
 ) -> tuple[Ints, bool]:
-    """Up to `steps` insertions, each of which takes bytes over the limit away; and whether there is more to do."""
+    """Do up to `steps` insertions, each of which lowers the bytes over the limit; returns also whether more is to be done."""
     np.random.seed(seed)
     best, least = seq, NEVER
     for step in range(steps + 1):

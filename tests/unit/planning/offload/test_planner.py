@@ -116,7 +116,7 @@ def test_a_plan_of_the_graph_with_fetches_is_a_plan_of_the_step(seed: int) -> No
     readers = {s: [o.id for o in graph.ops if any(graph.storage_of(t) == s for t in o.inputs)][-1:] for s in storages}
     offers = OffloadGraph(graph, costs, readers, {})
     outcome = plan(offers.graph, offers.costs, planner="keep_all")
-    schedule = offers.translated(outcome.require_plan().schedule)
+    schedule = offers.translate(outcome.require_plan().schedule)
     problem = Problem(graph=graph, costs=costs, budget=Budget(device_bytes=2**40))
     assert simulate(graph, overlap_copies(problem, schedule), costs).time_ns <= simulate(graph, schedule, costs).time_ns
 
@@ -132,7 +132,7 @@ def test_what_is_overwritten_after_it_was_sent_comes_back_for_its_other_reader()
     number = {o.name: o.id for o in offers.graph.ops}
     steps = [Compute(number["f0"]), Compute(number["memfit.send"]), Compute(number["memfit.fetch"]), Compute(number["f1"], 1)]
     steps += [Compute(number["f2"]), Compute(number["f3"])]
-    found = offers.translated(Schedule(steps=tuple(steps)))
+    found = offers.translate(Schedule(steps=tuple(steps)))
     assert found.steps[:4] == (Compute(0), Offload(1), Compute(1, 1), Reload(1))
     simulate(graph, found, costs)
 
