@@ -19,7 +19,7 @@ from memfit.pipeline.saved_plan import load_plan
 from memfit.pipeline.study import find_smallest_budget, study
 from memfit.pipeline.task import DEFAULT_ALLOW, Task, task_and_call
 from memfit.planning import plan as find_plan
-from memfit.planning.frontier.monotone import curve, share_out, spread
+from memfit.planning.frontier.monotone import plan_curve, share_out, spread_budgets
 from memfit.profile.devices import device as find_device
 from memfit.profile.roofline import roofline
 from memfit.report.estimate import Estimate, summarize
@@ -159,14 +159,14 @@ def frontier(
     studied = study(model, example_inputs, loss_fn=loss_fn, example_targets=example_targets, optimizer=optimizer, device=device)
     graph, costs = studied.captured.graph, studied.costs
     keep_all = find_plan(graph, costs, planner="keep_all").require_plan()
-    budgets = spread(graph, costs, num_points) if fractions is None else share_out(keep_all.timeline.peak_bytes, fractions)
+    budgets = spread_budgets(graph, costs, num_points) if fractions is None else share_out(keep_all.timeline.peak_bytes, fractions)
     with Progress("memfit") as progress:
 
         def tell(done: int, total: int) -> None:
             progress.update("planning the frontier", done, total)
 
         tell(0, len(budgets))
-        points = curve(graph, costs, budgets, planner=planner, time_limit_s=time_limit_s, progress=tell)
+        points = plan_curve(graph, costs, budgets, planner=planner, time_limit_s=time_limit_s, progress=tell)
     return make_frontier(points, keep_all=keep_all, device=costs.device, elsewhere_bytes=studied.elsewhere_bytes)
 
 

@@ -66,17 +66,17 @@ def _parse_fractions(text: str) -> tuple[float, ...]:
 
 def _find(step: TrainingStep, num_points: int, fractions: tuple[float, ...] | None, planner: str, time_limit_s: float) -> Frontier:
     from memfit.planning import plan
-    from memfit.planning.frontier.monotone import curve, share_out, spread
+    from memfit.planning.frontier.monotone import plan_curve, share_out, spread_budgets
     from memfit.report.frontier import make_frontier
     from memfit.report.progress import Progress
 
     graph, costs = step.graph, step.costs
     keep_all = plan(graph, costs, planner="keep_all").require_plan()
-    budgets = spread(graph, costs, num_points) if fractions is None else share_out(keep_all.timeline.peak_bytes, fractions)
+    budgets = spread_budgets(graph, costs, num_points) if fractions is None else share_out(keep_all.timeline.peak_bytes, fractions)
     with Progress("memfit") as progress:
 
         def tell(done: int, total: int) -> None:
             progress.update("planning the frontier", done, total)
 
-        points = curve(graph, costs, budgets, planner=planner, time_limit_s=time_limit_s, progress=tell)
+        points = plan_curve(graph, costs, budgets, planner=planner, time_limit_s=time_limit_s, progress=tell)
     return make_frontier(points, keep_all=keep_all, device=costs.device, elsewhere_bytes=step.elsewhere_bytes)

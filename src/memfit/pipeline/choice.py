@@ -24,7 +24,7 @@ from memfit.pipeline.forms import Form
 from memfit.planning import find_planner
 from memfit.planning import plan as find_plan
 from memfit.planning.offload.planner import Offloading
-from memfit.planning.plan_cache import Remembered
+from memfit.planning.plan_cache import CachedPlanner
 from memfit.planning.search.auto import Portfolio
 from memfit.report.progress import Progress
 
@@ -67,7 +67,7 @@ class PlanSettings:
         return (
             planner
             if self.memory is None or not isinstance(self.planner, str)
-            else Remembered(planner=planner, folder=self.memory, label=label)
+            else CachedPlanner(planner=planner, folder=self.memory, label=label)
         )
 
 
