@@ -21,7 +21,9 @@ A return is an entry of a room that was entered before and left since. The rules
 - A measured op is called by `profile`, and what an op runs lies in `kernels`: that is an entry, once for all ops measured in a row.
 
 The walk of `fit` comes to several forms of the step, and each one is made, costed and perhaps planned. `FORMS` names the functions that make
-one, and the first step is a part of its own: "within a form" is the most returns that any such part has, which should be none.
+one, and the first step is a part of its own (bars in the walk): "within a form" is the most returns that any such part has, which should be none.
+
+At a small budget the number of forms tried, and with it the walk, depends on measured times; `compiled-roomy` has one form and no chance in it.
 
 Counted twice: the line, which is what the pipeline and the doors themselves enter, and the walk, which is everybody's entries. The line is what
 a reader follows through the house; what a room uses of others meanwhile (a pass asks a kernel for its name) is in the walk only.
@@ -210,6 +212,11 @@ def compiled(folder: Path) -> Iterator[None]:
     return fit(folder, "inductor")
 
 
+def compiled_in_plenty(folder: Path) -> Iterator[None]:
+    """At a budget that holds everything: one form, and the same walk every time. How many forms a small budget takes depends on the clock."""
+    return fit(folder, "inductor", "64MiB")
+
+
 def command(*arguments: str) -> Callable[[Path], Iterator[None]]:
     """A command of the shell, from parsing to the last line."""
 
@@ -242,6 +249,7 @@ def write_inputs(folder: Path) -> None:
 WALKS: dict[str, Callable[[Path], Iterator[None]]] = {
     "fit": fit,
     "compiled": compiled,
+    "compiled-roomy": compiled_in_plenty,
     "pack": command("pack", "buffers.csv"),
     "checkpoint": command("checkpoint", "--steps", "100", "--slots", "10"),
     "schedule": command("schedule", "tasks.json"),

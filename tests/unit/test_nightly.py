@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 from memfit.torch_private.probe import SYMBOLS, Symbol
 
-NIGHTLY = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "nightly.py"))
+SCRIPT = Path(__file__).parents[2] / "scripts" / "nightly.py"
+NIGHTLY = runpy.run_path(str(SCRIPT))
 
 
 def test_symbols_that_are_gone_are_named_with_their_need() -> None:
@@ -39,3 +42,12 @@ def test_failed_tests_stand_under_their_room_with_their_error() -> None:
         "tests/unit/runtime: 1 of 0 tests failed",
         "  test_b.py: ImportError: gone",
     ]
+
+
+def test_a_failing_test_is_told_and_makes_the_script_fail(tmp_path: Path) -> None:
+    test = tmp_path / "test_two.py"
+    test.write_text("def test_fine():\n    pass\n\ndef test_broken():\n    raise ValueError('torch is not what it was')\n")
+    done = subprocess.run([sys.executable, SCRIPT, test], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "1 of 2 tests failed" in done.stdout
+    assert "test_broken: ValueError: torch is not what it was" in done.stdout.splitlines()[-1]

@@ -56,7 +56,7 @@ def write_inputs(folder: Path) -> None:
 
 def trained_chain(length: int) -> Graph:
     backward = [(2 * length - 1 - i, i - 1, i) for i in reversed(range(length))]  # (this op, the forward's input, its output)
-    inputs = [(i - 1,) if i else () for i in range(length)]
+    inputs: list[tuple[int, ...]] = [(i - 1,) if i else () for i in range(length)]
     inputs += [tuple(t for t in ((op - 1 if op > length else -1), before, after) if t >= 0) for op, before, after in backward]
     ids = range(2 * length)
     return Graph(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from statistics import median
 
@@ -38,6 +39,7 @@ def start_rows(trees: list[Tree], repeats: int) -> list[Row]:
             with tempfile.TemporaryDirectory() as home:
                 for how in ("cold", "again, from disk"):
                     seconds[tree, how].append(float(run_memfit(tree, home, "-c", _PROGRAM).stdout.split()[-1]))
+                    print(f"{tree.label} {how}: {seconds[tree, how][-1]:.1f} s", file=sys.stderr)
     part = "a compiled start on the CPU, seconds"
     return [measured(tree, part, how, f"{median(s):.1f}") | {"seconds": [round(x, 2) for x in s]} for (tree, how), s in seconds.items()]
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.results import ROOT, Row, path_of, provenance, read_results, write_results
+from benchmarks.lib.results import ROOT, Row, command, path_of, provenance, read_results, write_results
 
 TEXT = """\
 The source tree before its rooms were moved and after: *before* is b403016. Both are measured by the same scripts, in turns, on two cores that other
-work shared: seconds are upper limits, and differences between them of a fifth or so say nothing. Each row has the commit of its tree."""
+work shared: seconds are upper limits, and differences between them of a fifth or so say nothing. Each row has the commit of its tree.
+*Walks* at a small budget vary from run to run with the number of forms that measured times make it try (compiled: 50 to 83 entries now)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,12 @@ class Tree:
 
     @property
     def commit(self) -> str:
-        asked = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-        return subprocess.run(asked, capture_output=True, text=True, check=True, cwd=self.path).stdout.strip()
+        """With "-dirty" where src/ is not as committed; results may have been written since."""
+        head = self._git("rev-parse", "--short", "HEAD")
+        return f"{head}-dirty" if self._git("status", "--porcelain", "--", "src") else head
+
+    def _git(self, *arguments: str) -> str:
+        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, cwd=self.path).stdout.strip()
 
     def environment(self, home: str) -> dict[str, str]:
         """For a process that runs this tree's code, with nothing cached but what lies in `home`."""
@@ -69,7 +74,7 @@ def keep_rows(rows: Iterable[Row]) -> None:
     for row in rows:
         print(f"{row['tree']:8} {row['part']}: {row['what']}: {row['value']}", file=sys.stderr)
     run = provenance(0, ("torch", "numpy", "scipy", "numba"))
-    run["command"] = " ".join(["python", *sys.argv]).split(" --tree")[0].split(" --rows")[0]
+    run["command"] = command().split(" --tree")[0].split(" --rows")[0]
     again = {(row["part"], row["tree"]): row["commit"] for row in rows}
     same = {(row["part"], row["tree"], row["what"]) for row in rows}
     kept = [row for row in read_results(path_of("house"))[1] if (row["part"], row["tree"], row["what"]) not in same]
