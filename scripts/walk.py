@@ -23,7 +23,7 @@ A return is an entry of a room that was entered before and left since. The rules
 The walk of `fit` comes to several forms of the step, and each one is made, costed and perhaps planned. `FORMS` names the functions that make
 one, and the first step is a part of its own (bars in the walk): "within a form" is the most returns that any such part has, which should be none.
 
-At a small budget the number of forms tried, and with it the walk, depends on measured times; `compiled-roomy` has one form and no chance in it.
+At a small budget the number of forms tried, and with it the walk, depends on measured times; `compiled-roomy` has one form only.
 
 Counted twice: the line, which is what the pipeline and the doors themselves enter, and the walk, which is everybody's entries. The line is what
 a reader follows through the house; what a room uses of others meanwhile (a pass asks a kernel for its name) is in the walk only.
@@ -213,7 +213,7 @@ def compiled(folder: Path) -> Iterator[None]:
 
 
 def compiled_in_plenty(folder: Path) -> Iterator[None]:
-    """At a budget that holds everything: one form, and the same walk every time. How many forms a small budget takes depends on the clock."""
+    """At a budget that holds everything: one form only. How many forms a small budget takes depends on the clock."""
     return fit(folder, "inductor", "64MiB")
 
 
