@@ -148,9 +148,12 @@ def _candidates() -> Iterator[str]:
 
 
 class Library:
-    """The functions of one cuDNN. Handles and descriptors live as long as the process; calls are made one at a time."""
+    """The functions of one cuDNN. Handles and descriptors live as long as the process; calls are made one at a time.
 
-    def __init__(self, name: str) -> None:
+    `device_type`: where the tensors are that it reads and writes."""
+
+    def __init__(self, name: str, *, device_type: str = "cuda") -> None:
+        self.device_type = device_type
         self._functions = ctypes.CDLL(name)
         self._error_text = self._functions.cudnnGetErrorString
         self._error_text.restype, self._error_text.argtypes = ctypes.c_char_p, (_INT,)

@@ -50,7 +50,8 @@ def choices(rewriter: Rewriter, call: OpCall) -> list[Choice]:
     The first pick by limit is what PyTorch runs too (measured on the H200: the same bits), so it is offered only without a copy. One with
     a workspace larger than all it works on is never offered.
     """
-    convolution = described(rewriter, call) if library() is not None and torch.backends.cudnn.enabled else None
+    cudnn = library() if torch.backends.cudnn.enabled else None
+    convolution = describe(rewriter, call, cudnn.device_type) if cudnn is not None else None
     if convolution is None:
         return []
     picks = [(convolution, pick) for pick in _picks(rewriter, call, convolution)]
@@ -118,14 +119,14 @@ def _directions(call: OpCall) -> tuple[Direction, ...]:
     return (*((back,) if wanted[0] else ()), *((Direction.FILTER,) if wanted[1] else ()))
 
 
-def described(rewriter: Rewriter, call: OpCall) -> Convolution | None:
-    """The convolution behind a call, or None for one that cuDNN does not do or that this interface cannot name."""
+def describe(rewriter: Rewriter, call: OpCall, device_type: str) -> Convolution | None:
+    """The convolution behind a call, or None for one that cuDNN does not do, that this interface cannot name, or that runs elsewhere."""
     backward = _is_backward(call)
     stride, padding, dilation, transposed, _, groups = call.args[4:10] if backward else call.args[3:9]
     near, weight, far = _samples(rewriter, call)
     made = [rewriter.sample(t) for t in call.outputs[:2] if t is not None]
     layout = _layout(made, [near, weight, far])
-    if not _directions(call) or layout is None or len({t.dtype for t in (near, weight, far)}) > 1 or near.device.type == "meta":
+    if not _directions(call) or layout is None or len({t.dtype for t in (near, weight, far)}) > 1 or near.device.type != device_type:
         return None
     big, small = (far, near) if transposed else (near, far)
     spatial = near.dim() - 2

@@ -49,7 +49,7 @@ def cudnn(tmp_path_factory: pytest.TempPathFactory) -> Library:
         pytest.skip("needs a C compiler")
     path = tmp_path_factory.mktemp("cudnn") / "libfakecudnn.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", str(path), str(Path(__file__).with_name("fake_cudnn.c"))], check=True)
-    return Library(str(path))
+    return Library(str(path), device_type="cpu")
 
 
 @pytest.fixture
@@ -101,6 +101,15 @@ def test_without_a_gpu_there_is_no_library_and_nothing_is_offered() -> None:
     plain = capture(model, call, loss_fn=nn.functional.cross_entropy, num_targets=1)
     if not torch.cuda.is_available():
         assert offer_choices(plain, "inductor", Context(least_fraction=0.0)) is plain
+
+
+def test_a_model_on_the_cpu_beside_a_gpu_is_offered_nothing(here: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN would take the host's addresses for its own."""
+    model, call = setting()
+    plain = capture(model, call, loss_fn=nn.functional.cross_entropy, num_targets=1)
+    assert offer_choices(plain, "inductor", Context(least_fraction=0.0)) is not plain
+    monkeypatch.setattr(here, "device_type", "cuda")
+    assert offer_choices(plain, "inductor", Context(least_fraction=0.0)) is plain
 
 
 def test_only_deterministic_ones_where_that_is_asked_for(here: Library) -> None:
