@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from memfit.capture.guards.graph_model import GraphModel
+from memfit.capture.guards.watch import Watch
 from memfit.core.errors import BadInput, Unsupported
 from memfit.core.plan import Plan
 from memfit.core.units import parse_bytes
@@ -28,6 +30,8 @@ from memfit.report.progress import Progress
 from memfit.runtime.arena.planned import installed
 from memfit.runtime.closed_loop import Stepper
 from memfit.runtime.fitted import FittedModule, fit_module
+from memfit.runtime.graph_stepper import GraphStepper
+from memfit.runtime.guarded import Guarded
 
 if TYPE_CHECKING:
     from memfit.planning import Planner
@@ -77,10 +81,16 @@ def fit(
         raise BadInput("the model's parameters hold gradients already, and a saved plan starts without: call optimizer.zero_grad() first.")
 
     preparer = Preparer(task=task, budget_bytes=device_bytes, planner=planner, time_limit_s=time_limit_s, saved=saved, replay=replay)
-    stepper = Stepper(model, preparer, loss_fn=loss_fn, num_targets=task.num_targets, check=check)
+
+    def stepper_over(graph: GraphModel) -> GraphStepper:
+        inner = replace(preparer, task=replace(task, model=graph, loss_fn=None, num_targets=0))
+        return GraphStepper(graph, inner, loss_fn=None, num_targets=0, check=check)
+
+    own = Stepper(model, preparer, loss_fn=loss_fn, num_targets=task.num_targets, check=check, watched=Watch(model, loss_fn))
+    guarded = Guarded(own, stepper_over)
     with torch.enable_grad():
-        stepper.latest, _ = stepper.shape_of(example)
-    return fit_module(model, stepper)
+        guarded.prepare(*example.rebuild(example.tensors))
+    return fit_module(model, guarded)
 
 
 def stepper_for(model: nn.Module, options: dict[str, Any]) -> Stepper:

@@ -31,11 +31,15 @@ class Traced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What stands around the step: bytes left for a loss outside, gradients that are there already, the optimizer's step."""
+    """What stands around the step: bytes left for a loss outside, gradients that are there already, the optimizer's step.
+
+    `target`: the kind of device the optimizer will step on, where that is not the model's own.
+    """
 
     optimizer: torch.optim.Optimizer | None = None
     accumulates: bool = False
     reserve_bytes: int = 0
+    target: str | None = None
 
 
 def trace_step(
@@ -71,6 +75,8 @@ def lower_step(step: Traced, module: torch.fx.GraphModule, around: Surroundings,
         names=names,
         reserve_bytes=around.reserve_bytes,
         accumulates=around.accumulates,
-        optimizer=optimizer_bytes(around.optimizer, granularity=granularity) if around.optimizer is not None else None,
+        optimizer=optimizer_bytes(around.optimizer, granularity=granularity, device=around.target)
+        if around.optimizer is not None
+        else None,
     )
     return replace(lower(replace(step.joint, module=module), setting), compiled=compiled)

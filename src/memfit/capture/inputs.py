@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from memfit.capture.guards.values import is_plain, value_key
 from memfit.core.errors import BadInput
 from memfit.torch_private.trees import flatten, unflatten
 
@@ -59,11 +60,11 @@ class Call:
 
     def key(self) -> tuple[Any, ...]:
         """Equal for calls that one plan can serve: same structure, shapes, layouts, types and plain values."""
-        shapes = tuple((tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad) for t in self.tensors)
-        return (shapes, tuple(map(_static_key, self.static)), str(self.spec))
+        return (self._shapes(), tuple(map(value_key, self.static)), str(self.spec))
 
+    def shape_key(self) -> tuple[Any, ...]:
+        """Like `key`, with nothing but the type of objects whose values the guards of a captured step look at."""
+        return (self._shapes(), tuple(value_key(v) if is_plain(v) else type(v) for v in self.static), str(self.spec))
 
-def _static_key(value: Any) -> Any:
-    if isinstance(value, (int, float, bool, str, type(None), torch.dtype, torch.device)):
-        return (type(value).__name__, value)
-    return (type(value).__name__, id(value))
+    def _shapes(self) -> tuple[Any, ...]:
+        return tuple((tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad) for t in self.tensors)

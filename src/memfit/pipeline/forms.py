@@ -40,7 +40,8 @@ class Forms:
 
     def __init__(self, task: Task, call: Call, *, accumulates: bool = False) -> None:
         self.task, self.call = task, call
-        self._around = Surroundings(optimizer=task.optimizer, accumulates=accumulates, reserve_bytes=task.reserve_bytes)
+        target = "cuda" if task.is_elsewhere else None
+        self._around = Surroundings(optimizer=task.optimizer, accumulates=accumulates, reserve_bytes=task.reserve_bytes, target=target)
         self._traced: dict[bool, Traced] = {}
         self._lowered: dict[Inductor | None, Captured] = {}
 

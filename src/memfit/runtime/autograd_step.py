@@ -6,7 +6,7 @@ a list that the generated code empties as it goes; autograd's own saving would p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -19,8 +19,11 @@ from memfit.core.errors import Unsupported
 from memfit.core.plan import Plan
 from memfit.runtime.arena.planned import Run, StepArena
 from memfit.runtime.codegen import Program
+from memfit.runtime.gradients import GradientSink, Tangents, match_layouts
 from memfit.runtime.host_copies import HostCopies
 from memfit.runtime.rng import RandomStates, get_state, set_state
+from memfit.runtime.versions import Versions
+from memfit.torch_private.autograd import is_checkpointing, versions_of
 from memfit.torch_private.tensors import copy_each, disable_autocast, has_hooks, will_execute
 from memfit.torch_private.trees import unflatten
 
@@ -70,7 +73,7 @@ class Watch(Protocol):
 
     def backward(self) -> AbstractContextManager[None]: ...
 
-    def done(self, session: Session, tangents: tuple[torch.Tensor, ...], sink: GradientSink) -> None: ...
+    def done(self, session: Session, tangents: Tangents, sink: GradientSink) -> None: ...
 
 
 class Step(Protocol):
@@ -81,11 +84,17 @@ class Step(Protocol):
 
     def forward(self) -> list[torch.Tensor]: ...
 
-    def backward(self, tangents: tuple[torch.Tensor, ...], sink: GradientSink) -> None: ...
+    def backward(self, tangents: Tangents, sink: GradientSink) -> None: ...
+
+    def reached_from(self) -> Mapping[int, frozenset[int]]: ...
 
 
 class Session:
-    """The life of one forward and its backward. A trial keeps what it needs to be undone or repeated."""
+    """The life of one forward and its backward. A trial keeps what it needs to be undone or repeated.
+
+    Whatever fails on the way, Ctrl-C included, leaves the step undone or done: a forward gives its random numbers back, a backward
+    takes its gradients back; where those went into gradients that were there before, it is run to its end first.
+    """
 
     def __init__(self, ready: Ready, sources: tuple[torch.Tensor, ...], *, trial: bool, replan: Callable[[Ready], Ready | None]) -> None:
         self.ready, self.sources, self.trial, self.replan = ready, sources, trial, replan
@@ -93,12 +102,28 @@ class Session:
         self.saved: list[Any] | None = None
         self.rng_at_start = get_state(self.captured.device)
         self.old_buffers: dict[int, torch.Tensor] = {}
+        self.new_buffers: dict[int, torch.Tensor] = {}  # of a trial, as forward left them
         self.outputs: list[torch.Tensor] = []
+        self._output_versions: list[int] = []
         self.watch: Watch | None = None
         self.arena_run: Run | None = None
+        self.updated = False
+        self.versions: Versions | None = None
+
+    def reached_from(self) -> Mapping[int, frozenset[int]]:
+        return self.ready.program.reached_from
 
     def forward(self) -> list[torch.Tensor]:
         """The model's output tensors; buffers are updated here, once, after everything that can fail."""
+        try:
+            return self._forward()
+        except BaseException:
+            self.saved = None
+            if not self.updated:
+                set_state(self.captured.device, self.rng_at_start)
+            raise
+
+    def _forward(self) -> list[torch.Tensor]:
         kept = {i for i, _ in self.captured.convention.mutations} if self.trial else set(self.captured.rereads)
         self.old_buffers = {i: self.sources[i].data.clone() for i in sorted(kept)}
         with self.watch.forward() if self.watch else nullcontext():
@@ -110,11 +135,36 @@ class Session:
             assert made is not None
             outputs, mutations = made
             del made
-            update_sources(self.captured, self.sources, mutations)
+            self._update(mutations)
             del mutations
         if self.trial:
             self.outputs = [o.detach() for o in outputs]
+            self._output_versions = versions_of(self.outputs)
+            self.new_buffers = {i: self.sources[i].data.clone() for i in self.old_buffers}
+        assert self.saved is not None
+        self.versions = Versions(self.captured, self.sources, self.saved)
         return outputs
+
+    def forget_trial(self) -> None:
+        self.outputs, self.old_buffers, self.new_buffers, self.watch = [], {}, {}, None
+
+    def is_untouched(self, output: int) -> bool:
+        """Whether an output of a trial is as forward gave it."""
+        return versions_of(self.outputs[output : output + 1]) == self._output_versions[output : output + 1]
+
+    @property
+    def sources_unchanged(self) -> bool:
+        """Whether forward would read now what it read then, but for buffers that it changes."""
+        return self.versions is not None and self.versions.find_changed_source() is None
+
+    def _update(self, mutations: list[torch.Tensor]) -> None:
+        """The new values of buffers, all of them: interrupted in between, the copies are made again."""
+        self.updated = True
+        try:
+            update_sources(self.captured, self.sources, mutations)
+        except BaseException:
+            update_sources(self.captured, self.sources, mutations)
+            raise
 
     def _run_forward(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         self.rng, self.host = RandomStates(self.captured.device), HostCopies(self.captured.device)
@@ -124,17 +174,36 @@ class Session:
             outputs, mutations, self.saved = self.ready.program.forward(sources, self.rng, self.host)
         return outputs, mutations
 
-    def backward(self, tangents: tuple[torch.Tensor, ...], sink: GradientSink) -> None:
-        if self.saved is None:
+    def backward(self, tangents: Tangents, sink: GradientSink) -> None:
+        if self.saved is None or self.versions is None:
             raise Unsupported(TWICE)
+        self.versions.require_same(self.saved)
         aligned = match_layouts(self.captured, tangents)
+        try:
+            self._backward(aligned, sink)
+        except BaseException:
+            self.saved = None
+            self._leave_whole(aligned, sink)
+            raise
+        if self.watch is not None:
+            given = tuple(None if t is None else a for t, a in zip(tangents, aligned, strict=True))
+            self.watch.done(self, given, sink)
+
+    def _backward(self, tangents: list[torch.Tensor], sink: GradientSink) -> None:
         with self.watch.backward() if self.watch else nullcontext():
-            _, shortage = _attempt(lambda: self._run_backward(aligned, sink))
+            _, shortage = _attempt(lambda: self._run_backward(tangents, sink))
             while shortage:
                 self._take_tighter_plan(shortage)
-                _, shortage = _attempt(lambda: self._repeat(aligned, sink))
-        if self.watch is not None:
-            self.watch.done(self, tuple(aligned), sink)
+                _, shortage = _attempt(lambda: self._repeat(tangents, sink))
+
+    def _leave_whole(self, tangents: list[torch.Tensor], sink: GradientSink) -> None:
+        """After a failure: no gradient of this step, or, where some were added to gradients from before, all of them."""
+        sink.settle()
+        if sink.added:
+            with suppress(Exception):
+                self._repeat(tangents, sink)
+        else:
+            sink.take_back()
 
     def _run_backward(self, tangents: list[torch.Tensor], sink: GradientSink) -> None:
         assert self.ready.program.backward is not None
@@ -146,6 +215,9 @@ class Session:
 
     def _repeat(self, tangents: list[torch.Tensor], sink: GradientSink) -> None:
         """After running out of memory in the middle of backward: the whole step again; gradients already put are skipped."""
+        assert self.versions is not None
+        self.versions.require_same_sources()
+        sink.settle()
         device = self.captured.device
         present = get_state(device)
         current = {i: self.sources[i].data.clone() for i in self.old_buffers}
@@ -178,60 +250,18 @@ def _attempt(function: Callable[[], _T]) -> tuple[_T | None, str]:
         return None, str(error) or "out of memory"
 
 
-class GradientSink:
-    """Takes gradients as they appear: into .grad, or back to autograd for inputs and for torch.autograd.grad."""
-
-    def __init__(self, sources: tuple[torch.Tensor, ...], returned: frozenset[int]) -> None:
-        self.sources, self.returned = sources, returned
-        self.collected: dict[int, torch.Tensor] = {}
-        self.done: set[int] = set()
-
-    def put(self, position: int, gradient: torch.Tensor, keeps: bool) -> None:
-        if position in self.done:
-            return
-        self.done.add(position)
-        if position in self.returned:
-            self.collected[position] = gradient
-        else:
-            accumulate(self.sources[position], gradient, keeps)
-
-
-def accumulate(leaf: torch.Tensor, gradient: torch.Tensor, keeps: bool) -> None:
-    """What autograd's AccumulateGrad does: steal, copy or add."""
-    if leaf.grad is not None:
-        leaf.grad.add_(gradient)
-    else:
-        leaf.grad = lay_out_gradient(leaf, gradient, keeps)
-
-
-def lay_out_gradient(leaf: torch.Tensor, gradient: torch.Tensor, keeps: bool) -> torch.Tensor:
-    """In the leaf's layout and type; itself if it may be kept."""
-    if keeps and gradient.stride() == leaf.stride() and gradient.dtype == leaf.dtype:
-        return gradient.detach()
-    return torch.empty_like(leaf, requires_grad=False).copy_(gradient)
-
-
 def update_sources(captured: Captured, sources: Sequence[torch.Tensor], mutations: list[torch.Tensor]) -> None:
-    """What forward changes in place: running statistics, mostly. Those of one type together: a launch each is a millisecond of a ResNet's step."""
+    """What forward changes in place: running statistics, mostly. Those of one type together: a launch each is a millisecond of a ResNet's step.
+
+    A buffer that forward also computes with counts as changed for autograd, as in the plain model; running statistics do not, as there.
+    """
     together: dict[tuple[torch.dtype, torch.device], tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
     for (position, _), value in zip(captured.convention.mutations, mutations, strict=True):
         old, new = together.setdefault((value.dtype, value.device), ([], []))
-        old.append(sources[position].data)
+        old.append(sources[position].detach() if position in captured.rereads else sources[position].data)
         new.append(value)
     for old, new in together.values():
         copy_each(old, new)
-
-
-def match_layouts(captured: Captured, tangents: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
-    return [_match_layout(t, captured.samples[k]) for t, k in zip(tangents, captured.convention.tangents, strict=True)]
-
-
-def _match_layout(tangent: torch.Tensor, sample: torch.Tensor | None) -> torch.Tensor:
-    """Backward was traced for this layout: an expanded or permuted gradient is copied into it."""
-    if sample is None or tangent.stride() == sample.stride():
-        return tangent.detach()
-    fresh = torch.empty_strided(sample.shape, sample.stride(), dtype=sample.dtype, device=tangent.device)
-    return fresh.copy_(tangent)
 
 
 class PlannedStep(torch.autograd.Function):
@@ -241,18 +271,21 @@ class PlannedStep(torch.autograd.Function):
     def forward(ctx: Any, session: Step, holder: list[Any], *sources: torch.Tensor) -> Any:
         outputs = session.forward()
         ctx.session = session
+        ctx.set_materialize_grads(False)  # an output that the loss does not use has no gradient, not one of zeros
         differentiable = session.captured.convention.differentiable
         holder.extend(None if i in differentiable else o for i, o in enumerate(outputs))
         return tuple(outputs[i] for i in differentiable)
 
     @staticmethod
-    def backward(ctx: Any, *tangents: torch.Tensor) -> Any:
+    def backward(ctx: Any, *tangents: torch.Tensor | None) -> Any:
         if torch.is_grad_enabled():
             raise Unsupported(
                 "a gradient of a gradient (create_graph=True) was asked of a fitted model: use the plain model for double backward."
             )
         session: Step = ctx.session
-        sink = GradientSink(session.sources, _find_returned(ctx, session))
+        absent = frozenset(k for k, t in enumerate(tangents) if t is None)
+        unreached = frozenset(i for i, parts in session.reached_from().items() if parts <= absent) if absent else frozenset()
+        sink = GradientSink(session.sources, _find_returned(ctx, session), unreached)
         session.backward(tangents, sink)
         return (None, None, *(sink.collected.pop(i, None) for i in range(len(session.sources))))
 
@@ -273,6 +306,11 @@ def _find_returned(ctx: Any, session: Step) -> frozenset[int]:
 def run(session: Step) -> Any:
     """Call the planned step; the result has the model's own structure."""
     convention = session.captured.convention
+    if convention.mutations and is_checkpointing():
+        raise Unsupported(
+            "a fitted model that changes buffers (BatchNorm's statistics, say) was called inside torch.utils.checkpoint, which runs it again "
+            "and changes them twice: call it without; it recomputes by its own plan."
+        )
     holder: list[Any] = []
     graded = iter(PlannedStep.apply(session, holder, *session.sources))
     feed = iter([next(graded) if x is None else x for x in holder])

@@ -7,7 +7,7 @@ call -> key -> Ready (planned once) -> Session -> backward -> measured against p
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,11 +16,16 @@ from torch import nn
 
 from memfit.core.errors import BadInput, MemfitError, Unsupported
 from memfit.core.plan import Plan
+from memfit.core.recent import Recent
 from memfit.core.units import format_bytes
-from memfit.runtime.autograd_step import GradientSink, Ready, Session, Step, run, source_bytes
+from memfit.runtime.autograd_step import Ready, Session, Step, run, source_bytes
 from memfit.runtime.cuda_graphs import Recorder, Recording, Replayed
-from memfit.runtime.first_step_check import Verdict, compare
+from memfit.runtime.first_step_check import CannotJudge, Verdict, compare
+from memfit.runtime.free_memory import free_bytes
+from memfit.runtime.gradients import GradientSink, Tangents
+from memfit.runtime.moment import Moment
 from memfit.runtime.report import Report
+from memfit.torch_private.fake import fakes_like
 from memfit.torch_private.tensors import has_gradient_hooks, is_profiling, own_tensors
 
 _KNOWN_AFTER = 3  # steps: one recorded, one at planned offsets, one to see what outlived it
@@ -35,20 +40,23 @@ class Meter(Protocol):
     def stop(self) -> tuple[int, int]: ...
 
 
-class FlatCall(Protocol):
-    """A call as its tensors and what else tells one plan from another."""
+class Watched(Protocol):
+    """What else a plan depends on, where nobody else guards it; and a limit to how often it may change."""
 
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]: ...
+    def look(self, call: Any) -> Any: ...
 
-    def key(self) -> Any: ...
+    def begin(self, key: Any, call: Any) -> None: ...
+
+    def planning(self) -> AbstractContextManager[None]: ...
+
+    def served(self, key: Any) -> None: ...
 
 
 class Preparer(Protocol):
     """What makes steps for a stepper: `pipeline.prepare.Preparer`."""
 
     def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A `FlatCall`."""
+        """A call as its tensors, `.tensors`, and what tells one plan from another, `.key()`."""
         ...
 
     def plan_for(self, call: Any, *, accumulates: bool, tighter_by: int) -> Ready:
@@ -69,6 +77,7 @@ class _Shape:
 
     ready: Ready
     prepare: Callable[[int], Ready]
+    moment: Moment
     tighter_by: int = 0
     measured_peak_bytes: int | None = None
     verdict: Verdict | None = None
@@ -98,40 +107,41 @@ class Stepper:
         loss_fn: Callable[..., Any] | None,
         num_targets: int,
         check: bool | str,
+        watched: Watched | None = None,
     ) -> None:
         self.model, self.preparer, self.loss_fn, self.num_targets, self.check = model, preparer, loss_fn, num_targets, check
-        self.recorder = preparer.recorder
-        self.plain_forward = type(model).forward
-        self.shapes: dict[Any, _Shape] = {}
+        self.flatten, self.recorder, self.watched = preparer.flatten, preparer.recorder, watched
+        self.shapes: Recent[_Shape] = Recent()
         self.latest: _Shape | None = None
+        self.subject = model  # whose training flags a plan depends on
 
     # -- a step --------------------------------------------------------------------------------------------------
 
     def step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of the fitted model. Without gradients the plain model runs: it holds no activations then."""
-        if not torch.is_grad_enabled():
-            return self.plain(args, kwargs)
-        self._check_targets(args)
-        call = self.preparer.flatten(args, kwargs)
-        if not self._wants_gradients(call):
+        if not torch.is_grad_enabled() or not self._wants_gradients(args, kwargs):
             return self.plain(args, kwargs)
         try:
-            shape, sources = self.shape_of(call)
+            shape, sources = self.shape_of(args, kwargs)
         except Unsupported:
-            self._raise_own_error(args, kwargs)
+            self.raise_own_error(args, kwargs)
             raise
+        return self.run_planned(shape, sources, PlainCall(self, args, kwargs))
+
+    def run_planned(self, shape: _Shape, sources: tuple[torch.Tensor, ...], plain: Callable[[], Any]) -> Any:
+        """The step by its plan; the first one of a shape is compared with what `plain` gives."""
         self.latest = shape
         if shape.steps == _KNOWN_AFTER:
             self._hold_reserved(shape)
-        session = self._replayed(shape, sources) or self._called(shape, sources, args, kwargs)
+        session = self._replayed(shape, sources) or self._called(shape, sources, plain)
         shape.steps += 1
         return run(session)
 
-    def _called(self, shape: _Shape, sources: tuple[torch.Tensor, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session:
+    def _called(self, shape: _Shape, sources: tuple[torch.Tensor, ...], plain: Callable[[], Any]) -> Session:
         session = Session(shape.ready, sources, trial=shape.steps == 0, replan=lambda ready: self._after_oom(shape, ready))
         if session.trial:
             shape.ready.make_room()
-            session.watch = Trial(self, shape, lambda: self.plain(args, kwargs))
+            session.watch = Trial(self, shape, plain)
         return session
 
     def _replayed(self, shape: _Shape, sources: tuple[torch.Tensor, ...]) -> Step | None:
@@ -139,7 +149,7 @@ class Stepper:
         if self.recorder is None or shape.steps <= _KNOWN_AFTER or shape.ready.captured.accumulates:
             return None
         if shape.recording is None or not shape.recording.serves(sources):
-            self._forget_recordings()
+            self.forget_recordings()
             if not shape.recordings_left:
                 return None
             shape.recordings_left -= 1
@@ -152,7 +162,7 @@ class Stepper:
             shape.notes.append(str(shape.recording))
         return Replayed(shape.recording, sources) if shape.recording.is_free else None
 
-    def _forget_recordings(self) -> None:
+    def forget_recordings(self) -> None:
         """Their pools go back: whatever runs next needs the memory."""
         for shape in self.shapes.values():
             shape.recording = None
@@ -160,12 +170,12 @@ class Stepper:
     def plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The plain model's result for this call, loss included."""
         if self.loss_fn is None:
-            return self.plain_forward(self.model, *args, **kwargs)
-        self._check_targets(args)
+            return self.model(*args, **kwargs)
+        self.check_targets(args)
         cut = len(args) - self.num_targets
-        return self.loss_fn(self.plain_forward(self.model, *args[:cut], **kwargs), *args[cut:])
+        return self.loss_fn(self.model(*args[:cut], **kwargs), *args[cut:])
 
-    def _raise_own_error(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def raise_own_error(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A call that the plain model refuses too (a wrong shape, say) gives the model's own error. Leaves no trace."""
         before = [b.detach().clone() for b in self.model.buffers()]
         with torch.random.fork_rng(), torch.no_grad():
@@ -175,25 +185,46 @@ class Stepper:
                 for buffer, old in zip(self.model.buffers(), before, strict=True):
                     buffer.data.copy_(old)
 
-    def shape_of(self, call: FlatCall) -> tuple[_Shape, tuple[torch.Tensor, ...]]:
+    def shape_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Shape, tuple[torch.Tensor, ...]]:
         """The plan for this call, made now if it is new, and the step's source tensors."""
-        parameters, buffers, training = _parts_of(self.model)
-        accumulates = any(p.grad is not None for p in parameters)
-        key = (call.key(), accumulates, training, _mode_of(parameters))
-        if key not in self.shapes:
+        self.check_targets(args)
+        key, accumulates, sources = self.look(args, kwargs)
+        shape = self.shapes.find(key)
+        if shape is None:
+            if self.watched is not None:
+                self.watched.begin(key[0], self.flatten(args, kwargs))
+            self.forget_recordings()
+            again = self.flatten(*fakes_like((args, kwargs)))  # to plan a second time: the tensors themselves are the caller's
+            moment = Moment.now(self.subject, sources[0].device if sources else torch.device("cpu"))
 
             def prepare(tighter_by: int) -> Ready:
-                return self.preparer.plan_for(call, accumulates=accumulates, tighter_by=tighter_by)
+                with moment.again(self.subject), torch.enable_grad():
+                    return self.preparer.plan_for(again, accumulates=accumulates, tighter_by=tighter_by)
 
-            self._forget_recordings()
-            ready = prepare(0)
-            self.shapes[key] = _Shape(ready=ready, prepare=prepare, notes=[ready.note] if ready.note else [])
-        return self.shapes[key], (*parameters, *buffers, *call.tensors)
+            with self.watched.planning() if self.watched is not None else nullcontext():
+                ready = self.preparer.plan_for(self.flatten(args, kwargs), accumulates=accumulates, tighter_by=0)
+            shape = self.shapes.keep(key, _Shape(ready=ready, prepare=prepare, moment=moment, notes=[ready.note] if ready.note else []))
+        elif self.watched is not None:
+            self.watched.served(key[0])
+        return shape, sources
 
-    def _wants_gradients(self, call: FlatCall) -> bool:
-        return any(p.requires_grad for p in self.model.parameters()) or any(t.requires_grad for t in call.tensors)
+    def knows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether this call has a plan already."""
+        return self.shapes.find(self.look(args, kwargs)[0]) is not None
 
-    def _check_targets(self, args: tuple[Any, ...]) -> None:
+    def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool, tuple[torch.Tensor, ...]]:
+        """What the plan for this call is known by, whether gradients are there already, and the step's source tensors."""
+        call = self.flatten(args, kwargs)
+        parameters, buffers, training = _parts_of(self.model)
+        accumulates = any(p.grad is not None for p in parameters)
+        around = self.watched.look(call) if self.watched is not None else None
+        key = ((call.key(), accumulates, training, _mode_of(parameters)), around)
+        return key, accumulates, (*parameters, *buffers, *call.tensors)
+
+    def _wants_gradients(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return any(p.requires_grad for p in self.model.parameters()) or any(t.requires_grad for t in self.flatten(args, kwargs).tensors)
+
+    def check_targets(self, args: tuple[Any, ...]) -> None:
         if self.loss_fn is not None and len(args) < self.num_targets:
             raise BadInput(
                 f"{len(args)} positional arguments given: with loss_fn call fitted(*inputs, *targets) with {self.num_targets} targets last."
@@ -201,18 +232,23 @@ class Stepper:
 
     # -- the first step of a shape -----------------------------------------------------------------------------------
 
-    def finish_trial(
-        self, shape: _Shape, session: Session, tangents: tuple[torch.Tensor, ...], sink: GradientSink, plain: Callable[[], Any]
-    ) -> None:
-        if self._should_check(shape, sink):
-            inputs = (f"input {i}" for i in range(shape.ready.captured.convention.num_inputs))
-            names = (*(n for n, _ in self.model.named_parameters()), *(n for n, _ in self.model.named_buffers()), *inputs)
-            shape.verdict = compare(session, tangents, plain, names)
+    def finish_trial(self, shape: _Shape, session: Session, tangents: Tangents, sink: GradientSink, plain: Callable[[], Any]) -> None:
+        if not self._should_check(shape, sink):
+            return
+        inputs = (f"input {i}" for i in range(shape.ready.captured.convention.num_inputs))
+        names = (*(n for n, _ in self.model.named_parameters()), *(n for n, _ in self.model.named_buffers()), *inputs)
+        try:
+            shape.verdict = compare(session, tangents, sink, plain, names, lambda: shape.moment.again(self.subject))
+        except CannotJudge as reason:
+            shape.notes.append(f"first step not checked against the plain model: {reason}")
+        except Exception as error:
+            shape.notes.append(f"first step not checked against the plain model, which could not be run again: {str(error)[:200]}")
+        else:
             _raise_if_wrong(shape.verdict)
 
     def _should_check(self, shape: _Shape, sink: GradientSink) -> bool:
-        """Where the plain model fits in the budget beside our gradients; never while gradients accumulate or have hooks."""
-        captured, budget = shape.ready.captured, shape.ready.plan.budget.device_bytes
+        """Where the plain model fits in the device's free memory beside our gradients; never while gradients accumulate or have hooks."""
+        captured = shape.ready.captured
         parameters = list(self.model.parameters())
         if self.check is False or captured.accumulates or any(map(has_gradient_hooks, parameters)):
             return False
@@ -224,8 +260,8 @@ class Stepper:
         if self.check == "always":
             return True
         gradient_bytes = sum(p.numel() * p.element_size() for p in parameters if p.requires_grad)
-        needed = shape.ready.keep_all_peak_bytes + gradient_bytes
-        fits = budget is None or needed <= budget
+        needed = max(0, shape.ready.keep_all_peak_bytes - source_bytes(captured)) + gradient_bytes
+        fits = needed <= free_bytes(captured.device) // 2
         if not fits:
             shape.notes.append(f"first step not checked against the plain model: that would take {format_bytes(needed)}")
         return fits and (self.check is True or needed <= 2**30)
@@ -301,6 +337,19 @@ class Stepper:
         )
 
 
+class PlainCall:
+    """The plain model's result for a call, apart from what made its inputs; `inputs` are the tensors that stand for them."""
+
+    def __init__(self, stepper: Stepper, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._stepper, self._args, self._kwargs = stepper, args, kwargs
+        self.inputs: tuple[torch.Tensor, ...] = ()
+
+    def __call__(self) -> Any:
+        call = self._stepper.flatten(self._args, self._kwargs)
+        self.inputs = tuple(t.detach().requires_grad_(t.requires_grad) if t.requires_grad else t for t in call.tensors)
+        return self._stepper.plain(*call.rebuild(self.inputs))
+
+
 class Trial:
     """Watches the first step of a shape: measures its peak, then has it compared with the plain model."""
 
@@ -333,11 +382,13 @@ class Trial:
             self.peak = max(self.peak or 0, self.left + peak)
             self.left += left
 
-    def done(self, session: Session, tangents: tuple[torch.Tensor, ...], sink: GradientSink) -> None:
-        if self.peak is not None:
-            self.stepper.settle(self.shape, self.held_before + self.peak)
-        self.stepper.finish_trial(self.shape, session, tangents, sink, self.plain)
-        session.outputs, session.old_buffers, session.watch = [], {}, None
+    def done(self, session: Session, tangents: Tangents, sink: GradientSink) -> None:
+        try:
+            if self.peak is not None:
+                self.stepper.settle(self.shape, self.held_before + self.peak)
+            self.stepper.finish_trial(self.shape, session, tangents, sink, self.plain)
+        finally:
+            session.forget_trial()
 
 
 def _raise_if_wrong(verdict: Verdict) -> None:

@@ -7,15 +7,15 @@
         del v3                                         put(1, v9, True)
         return [v4], [], [...]                         return None
 
-A tuple is unpacked at once and dropped, since it would pin every output. A replayed random op restores the generator it
-drew from the first time. Locals are the only references, so `del` frees; what is being copied to the host waits for that copy, and
+A tuple is unpacked at once and dropped, since it would pin every output. A replayed random op draws from the state that the
+generator had the first time. Locals are the only references, so `del` frees; what is being copied to the host waits for that copy, and
 a reader of what comes back for that one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from memfit.capture.captured import Captured, OpCall, Ref, Role
@@ -28,11 +28,17 @@ from memfit.torch_private.trees import leaves_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """Compiled code for one schedule. `backward` is None for an inference."""
+    """Compiled code for one schedule. `backward` is None for an inference.
+
+    `saved` says what forward hands to backward: positions of sources, None for what the step made. `reached_from[i]` are the
+    tangents that the gradient of source i is made of.
+    """
 
     forward: Callable[..., tuple[list[Any], list[Any], list[Any]]]
     backward: Callable[..., None] | None
     source: str
+    saved: tuple[int | None, ...] = ()
+    reached_from: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
 
 def generate(captured: Captured, schedule: Schedule) -> Program:
@@ -102,15 +108,12 @@ class _Writer:
 
     def _call(self, op: int, call: OpCall) -> None:
         arguments = [self._render(a) for a in call.args] + [f"{k}={self._render(v)}" for k, v in call.kwargs.items()]
-        text = f"{self._constant(direct_call(call.target), 'f')}({', '.join(arguments)})"
-        seeded = self.graph.ops[op].seeded and op in self.replayed
-        replay = op in self.drawn
-        if seeded:
-            self.lines.append(f"rng.{'restore' if replay else 'record'}({op})")
+        if self.graph.ops[op].seeded and op in self.replayed:
+            verb = "redraw" if op in self.drawn else "draw"
             self.drawn.add(op)
-        self._assign(call, text)
-        if seeded and replay:
-            self.lines.append("rng.resume()")
+            self._assign(call, f"rng.{verb}({', '.join([str(op), self._constant(call.target, 'f'), *arguments])})")
+        else:
+            self._assign(call, f"{self._constant(direct_call(call.target), 'f')}({', '.join(arguments)})")
 
     def _assign(self, call: OpCall, text: str) -> None:
         inputs = {self.graph.storage_of(r.tensor) for r in _find_refs((call.args, call.kwargs))}
@@ -219,7 +222,9 @@ class _Writer:
         source = "\n".join(text) + "\n"
         namespace = dict(self.globals)
         exec(compile(source, "<memfit plan>", "exec"), namespace)
-        return Program(forward=namespace["forward"], backward=namespace.get("backward"), source=source)
+        saved = tuple(int(n[1:]) if n.startswith("s") else None for n in self.saved)
+        reached = find_reached(self.captured)
+        return Program(forward=namespace["forward"], backward=namespace.get("backward"), source=source, saved=saved, reached_from=reached)
 
     def _render(self, value: Any) -> str:
         if isinstance(value, Ref):
@@ -253,6 +258,20 @@ class _Writer:
             if isinstance(step, Compute) and self.graph.ops[step.op].seeded:
                 (again if step.op in seen else seen).add(step.op)
         return again
+
+
+def find_reached(captured: Captured) -> dict[int, frozenset[int]]:
+    """Per source that gets a gradient, which of the outputs' gradients it is made of; all of them where that does not show."""
+    graph, tangents = captured.graph, captured.convention.tangents
+    reached = {t: frozenset([k]) for k, t in enumerate(tangents)}
+    every, found = frozenset(range(len(tangents))), {}
+    for op, call in zip(graph.ops, captured.calls, strict=True):
+        parts = frozenset().union(*(reached.get(t, frozenset()) for t in op.inputs))
+        if call.role is Role.ACCUMULATE:
+            found[call.index] = parts or every
+        elif call.role is Role.CALL and parts:
+            reached.update(dict.fromkeys(op.outputs, parts))
+    return found
 
 
 def _find_refs(value: Any) -> list[Ref]:

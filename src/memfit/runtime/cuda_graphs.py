@@ -12,7 +12,7 @@ Where in the flow: the stepper records a shape whose first steps went well, and 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -20,8 +20,10 @@ import torch
 from memfit.core.errors import Unsupported
 from memfit.core.schedule import Offload
 from memfit.core.units import format_bytes
-from memfit.runtime.autograd_step import TWICE, GradientSink, Ready, lay_out_gradient, match_layouts, update_sources
+from memfit.runtime.autograd_step import TWICE, Ready, update_sources
+from memfit.runtime.gradients import GradientSink, Tangents, lay_out_gradient, match_layouts
 from memfit.runtime.rng import RandomStates
+from memfit.runtime.versions import Versions
 from memfit.torch_private.cuda import clear_cublas_workspaces
 from memfit.torch_private.tensors import disable_autocast, storage_key, storage_uses
 
@@ -75,6 +77,7 @@ class Recording:
         self.addresses = [(i, t.data_ptr()) for i, t in enumerate(sources) if i not in set(self.copied)]
         self.tangents = [_twin(t) for t in (self.captured.samples[i] for i in convention.tangents) if t is not None]
         self._saved: list[Any] = []
+        self._read_again: list[torch.Tensor] = []
         self._rng = RandomStates(self.captured.device)
         with torch.no_grad(), disable_autocast():  # the casts are in the plan
             self._forward, self.outputs = recorder.record(self._record_forward)
@@ -86,6 +89,8 @@ class Recording:
         given = [*self.read, *self.captured.convention.constants]
         outputs, mutations, self._saved = self.ready.program.forward(given, self._rng, None)
         update_sources(self.captured, self.read, mutations)
+        kept = {storage_key(t) for t in self._saved}
+        self._read_again = [o for o in outputs if storage_key(o) in kept]
         return outputs
 
     def _record_backward(self) -> dict[int, torch.Tensor]:
@@ -120,6 +125,12 @@ class Recording:
         self._forward()
         return [o.clone() if o.nbytes <= _SMALL_BYTES else o.detach() for o in self.outputs]
 
+    @property
+    def watched(self) -> list[torch.Tensor]:
+        """What backward reads of the caller's own tensors and of the outputs."""
+        own = (i for i in self.ready.program.saved if i is not None and i not in self.copied)
+        return [*(self.read[i] for i in own if i < len(self.read) and i not in self.captured.rereads), *self._read_again]
+
     def finish(self, tangents: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
         for place, given in zip(self.tangents, tangents, strict=True):
             place.copy_(given, non_blocking=True)
@@ -134,12 +145,18 @@ class Replayed:
         self.recording, self.sources, self.captured = recording, sources, recording.captured
         self.done = False
 
-    def forward(self) -> list[torch.Tensor]:
-        return self.recording.begin(self)
+    def reached_from(self) -> Mapping[int, frozenset[int]]:
+        return self.recording.ready.program.reached_from
 
-    def backward(self, tangents: tuple[torch.Tensor, ...], sink: GradientSink) -> None:
+    def forward(self) -> list[torch.Tensor]:
+        made = self.recording.begin(self)
+        self.versions = Versions(self.captured, self.sources, self.recording.watched)
+        return made
+
+    def backward(self, tangents: Tangents, sink: GradientSink) -> None:
         if self.done:
             raise Unsupported(TWICE)
+        self.versions.require_same(self.recording.watched)
         self.done = True
         for position, gradient in self.recording.finish(match_layouts(self.captured, tangents)).items():
             sink.put(position, gradient.detach(), True)

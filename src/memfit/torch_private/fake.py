@@ -6,10 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
+
 from memfit.torch_private.probe import Symbol
+from memfit.torch_private.trees import map_leaves
 
 _TENSOR = Symbol("torch._subclasses.fake_tensor.FakeTensor", "trace without computing")
 _MODE = Symbol("torch._subclasses.fake_tensor.FakeTensorMode", "trace without computing")
+_DATA_DEPENDENT = Symbol("torch._subclasses.fake_tensor.DataDependentOutputException", "step an optimizer that looks at its numbers")
 _DISPATCH_MODE = Symbol("torch.utils._python_dispatch.TorchDispatchMode", "see the ops of an optimizer's step")
 _NO_MODES = Symbol("torch.utils._python_dispatch._disable_current_modes", "compute with real values while tracing")
 _NO_FUNCTIONS = Symbol("torch._C.DisableTorchFunction", "compute with real values while tracing")
@@ -29,8 +33,29 @@ def shared_fake_mode(tensors: Iterable[Any]) -> Mode:
     return found if found is not None else fake_mode()
 
 
+def fake_type() -> Any:
+    return _TENSOR()
+
+
 def is_fake(tensor: Any) -> bool:
     return isinstance(tensor, _TENSOR())
+
+
+def fakes_like(tree: Any) -> Any:
+    """The same nested arguments with a fake of each tensor: its shape, layout, type and device without its memory."""
+    mode: Any = fake_mode()
+    return map_leaves(lambda x: mode.from_tensor(x) if isinstance(x, torch.Tensor) and not is_fake(x) else x, tree)
+
+
+def answer_with(number: int, op: Any, args: Any, kwargs: Any) -> Any:
+    """Run an op; where it asks a fake tensor, which has none, for its value, that is `number`. Yes or no is not guessed."""
+    try:
+        return op(*args, **kwargs)
+    except _DATA_DEPENDENT() as error:
+        if not (args and is_fake(args[0])) or args[0].dtype is torch.bool or "_local_scalar_dense" not in str(op):
+            raise
+        del error
+        return float(number) if args[0].dtype.is_floating_point else number
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memfit.core.errors import Unsupported
 from memfit.torch_private.probe import Symbol
 
 _USES = Symbol("torch._C._storage_Use_Count", "know whether somebody holds a replayed result")
@@ -21,6 +22,11 @@ _SCHEMA = Symbol("torch.ops.aten.add.Tensor._schema", "read what an op takes and
 _DIRECT = Symbol("torch.ops.aten.add.Tensor._op", "call ops without the Python around them")
 _STORAGE = Symbol("torch.UntypedStorage._cdata", "tell storages apart")
 _HOOKS = Symbol("torch.Tensor._backward_hooks", "know whose gradients are watched")
+
+_FUNCTORCH = Symbol("torch._C._functorch.peek_interpreter_stack", "refuse transforms of functions by name", optional=True)
+_FORWARD_AD = Symbol("torch.autograd.forward_ad", "refuse forward-mode differentiation by name", optional=True)
+_MODULES = Symbol("torch.nn.modules.module", "see hooks that are called for every module")
+_GLOBAL_HOOKS = ("_global_forward_pre_hooks", "_global_forward_hooks", "_global_backward_pre_hooks", "_global_backward_hooks")
 
 
 def storage_key(tensor: torch.Tensor | torch.UntypedStorage) -> int:
@@ -87,3 +93,18 @@ def direct_call(target: Any) -> Any:
 def schema_of(target: Any) -> Any:
     """An op's schema: names, defaults and aliases of what it takes and gives. None for a Python function."""
     return _SCHEMA.of(target) if is_op(target) else None
+
+
+def global_module_hooks() -> tuple[tuple[Any, ...], ...]:
+    """Hooks that somebody registered for all modules, of every kind."""
+    owner = _MODULES()
+    return tuple(tuple(getattr(owner, name).values()) for name in _GLOBAL_HOOKS if hasattr(owner, name))
+
+
+def require_plain_autograd() -> None:
+    """Refuse to run inside what differentiates otherwise than `backward` does."""
+    peek, forward_ad = _FUNCTORCH(), _FORWARD_AD()
+    if peek is not None and peek() is not None:
+        raise Unsupported("a fitted model was called inside a transform of torch.func (grad, vmap, ...): use the plain model there.")
+    if getattr(forward_ad, "_current_level", -1) >= 0:
+        raise Unsupported("a fitted model was called inside forward-mode differentiation: use the plain model there.")

@@ -12,9 +12,9 @@ from memfit.core.errors import Unsupported
 from memfit.core.schedule import Compute, Free, Offload, Schedule
 from memfit.pipeline.capture import capture
 from memfit.planning import plan
-from memfit.runtime.autograd_step import GradientSink, accumulate
 from memfit.runtime.codegen import generate
 from memfit.runtime.first_step_check import Verdict
+from memfit.runtime.gradients import GradientSink, accumulate
 from memfit.runtime.rng import RandomStates
 
 
@@ -53,12 +53,10 @@ def test_steps_that_the_engine_cannot_run_are_refused() -> None:
 def test_replayed_random_numbers_are_the_same_and_disturb_nothing() -> None:
     replay = RandomStates(CPU)
     torch.manual_seed(0)
-    replay.record(7)
-    first = torch.rand(4)
+    draw = torch.ops.aten.rand.default
+    first = replay.draw(7, draw, [4])
     between = torch.rand(4)
-    replay.restore(7)
-    again = torch.rand(4)
-    replay.resume()
+    again = replay.redraw(7, draw, [4])
     after = torch.rand(4)
     torch.manual_seed(0)
     assert torch.equal(first, again)

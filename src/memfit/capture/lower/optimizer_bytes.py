@@ -1,22 +1,24 @@
 """What an optimizer holds and what its step needs for a moment, found by running it on fake tensors.
 
-The optimizer is copied with fake parameters and stepped twice while every allocation is counted, so any optimizer works,
-with its own flags (foreach, fused, amsgrad), and nothing is computed or allocated.
+A twin of the optimizer over fake parameters is stepped twice while every allocation is counted, so any optimizer works,
+with its own flags (foreach, fused, amsgrad), and nothing is computed or allocated. Which way of stepping torch takes (one
+parameter after another, or all together on a GPU) is torch's own choice for the device that the step is planned for.
 """
 
 from __future__ import annotations
 
-import copy
 import weakref
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from memfit.capture.lower.optimizer_twin import Twins, left_as_it_is, unwrap
 from memfit.capture.lower.storages import round_up
 from memfit.core.errors import Unsupported
-from memfit.torch_private.fake import fake_mode, is_fake, watch_ops
+from memfit.torch_private.fake import answer_with, fake_mode, watch_ops
+from memfit.torch_private.optimizers import stepping_fakes
+from memfit.torch_private.random_ops import keep_random_states
 from memfit.torch_private.tensors import storage_key
 from memfit.torch_private.trees import leaves_of
 
@@ -32,67 +34,33 @@ class OptimizerBytes:
     temporary_bytes: int
 
 
-def optimizer_bytes(optimizer: torch.optim.Optimizer, *, granularity: int = 1) -> OptimizerBytes:
-    """State and temporaries of `optimizer`, for gradients on every parameter that requires one."""
-    counters = {id(t): t.item() for t in leaves_of(dict(optimizer.state)) if _is_counter(t)}
-    with fake_mode(allow_non_fake_inputs=True):
-        twin = _fake_twin(optimizer)
-        counter = _Counter(granularity)
-        try:
-            with watch_ops(counter.run):
-                _carry_state(optimizer, twin, counters)
-                twin.step()
-                state = counter.held
-                counter.peak = counter.held
-                twin.step()
-        except Exception as error:
-            raise Unsupported(
-                f"the memory of {type(optimizer).__name__} could not be found out ({type(error).__name__}: {str(error)[:120]}): "
-                "leave out optimizer= and pass its bytes as reserve=."
-            ) from error
+def optimizer_bytes(optimizer: torch.optim.Optimizer, *, granularity: int = 1, device: str | None = None) -> OptimizerBytes:
+    """State and temporaries of `optimizer`, for gradients on every parameter that requires one.
+
+    `device` is the kind of device the step will run on, where that is not the parameters' own. The optimizer is not touched.
+    """
+    real = unwrap(optimizer)
+    try:
+        with keep_random_states(), left_as_it_is(real), fake_mode(allow_non_fake_inputs=True), stepping_fakes():
+            return _count(real, _Counter(granularity), device)
+    except Exception as error:
+        raise Unsupported(
+            f"the memory of {type(optimizer).__name__} could not be found out ({type(error).__name__}: {str(error)[:120]}): "
+            "leave out optimizer= and pass its bytes as reserve=."
+        ) from error
+
+
+def _count(real: Any, counter: _Counter, device: str | None) -> OptimizerBytes:
+    twins = Twins(real, device)
+    twin = twins.optimizer()
+    with watch_ops(counter.run):
+        twins.carry_state()
+        twin.step()
+        state = counter.held
+        counter.peak = counter.held
+        twin.step()
     temporary = counter.peak - state
     return OptimizerBytes(state_bytes=state, temporary_bytes=temporary + SCALARS_BYTES if temporary else 0)
-
-
-def _fake_twin(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    twin = copy.copy(optimizer)
-    twin.__dict__ = dict(optimizer.__dict__)
-    groups = []
-    for group in optimizer.param_groups:
-        fakes = []
-        for parameter in group["params"]:
-            fake = parameter if is_fake(parameter) else torch.empty_like(parameter, device=_device(parameter))
-            fake = torch.nn.Parameter(fake.detach(), requires_grad=parameter.requires_grad)
-            if parameter.requires_grad:
-                fake.grad = torch.empty_like(fake)
-            fakes.append(fake)
-        groups.append({**group, "params": fakes})
-    twin.param_groups = groups
-    twin.state = defaultdict(dict)
-    return twin
-
-
-def _is_counter(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() == 0 and value.device.type != "meta" and not is_fake(value)
-
-
-def _carry_state(optimizer: torch.optim.Optimizer, twin: torch.optim.Optimizer, counters: dict[int, float]) -> None:
-    """What the optimizer has already: some make it in their constructor (Adagrad before torch 2.13) and look for it in a step.
-    Counters keep their values, which steps ask for."""
-
-    def fake(value: Any) -> Any:
-        if id(value) in counters:
-            return torch.tensor(counters[id(value)], dtype=value.dtype)
-        return torch.empty_like(value, device=_device(value)) if isinstance(value, torch.Tensor) else value
-
-    for group, fakes in zip(optimizer.param_groups, twin.param_groups, strict=True):
-        for parameter, stand_in in zip(group["params"], fakes["params"], strict=True):
-            if known := optimizer.state.get(parameter):
-                twin.state[stand_in] = {key: fake(value) for key, value in known.items()}
-
-
-def _device(tensor: torch.Tensor) -> str | torch.device:
-    return "cpu" if tensor.device.type == "meta" else tensor.device
 
 
 class _Counter:
@@ -105,7 +73,7 @@ class _Counter:
 
     def run(self, op: Any, args: Any, kwargs: Any) -> Any:
         known = {storage_key(t) for t in leaves_of((args, kwargs)) if isinstance(t, torch.Tensor)}
-        result = op(*args, **kwargs)
+        result = answer_with(1, op, args, kwargs)
         for tensor in leaves_of(result):
             if isinstance(tensor, torch.Tensor):
                 storage = tensor.untyped_storage()

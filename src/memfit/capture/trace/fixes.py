@@ -36,7 +36,10 @@ def _layer_norm_backward(grad: Tensor, x: Tensor, *rest: Any) -> Any:
 
 
 def _dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Any:
-    """The CPU kernel is two multiplications, which keep the gradient's layout."""
+    """The CPU kernel is two multiplications, which keep the gradient's layout. The plain model multiplies by a scaled mask of the
+    gradient's own type, which in half precision is another number."""
+    if grad.dtype in (torch.bfloat16, torch.float16):
+        return grad * (mask.to(grad.dtype) * scale)
     if grad.is_contiguous():
         return NotImplemented
     return grad * mask * scale

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memfit.capture.guards.graph_model import GraphModel
 from memfit.capture.inputs import Call
 from memfit.capture.trace.fixes import decompositions
 from memfit.capture.trace.gpu_attention import GpuAttention
@@ -107,7 +108,10 @@ class _Step(nn.Module):
         args, kwargs = call.rebuild(tensors)
         inputs, targets = (args[: len(args) - num_targets], args[len(args) - num_targets :]) if num_targets else (args, ())
         state = {name: getattr(self, own) for own, name in self._names}
-        result = torch.func.functional_call(model, state, inputs, kwargs)
+        if isinstance(model, GraphModel):
+            result = model.call_with(state, inputs)
+        else:
+            result = torch.func.functional_call(model, state, inputs, kwargs)
         if loss_fn is not None:
             result = loss_fn(result, *targets)
         leaves, self.output_spec = flatten(result)

@@ -2,12 +2,14 @@
 
 While the model is traced, a torch-function mode looks at the Python stack at every torch call and writes
 "layers.11.mlp, model.py:42" into the meta that fx copies onto the nodes; backward nodes get it through the sequence
-number they share with their forward op.
+number they share with their forward op. The ops of a graph that Dynamo captured have no such stack: whoever runs the graph says
+where each comes from (`placed_at`).
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,6 +56,29 @@ def where_of(node: torch.fx.Node) -> str:
     return str((node.meta.get("custom") or {}).get(_KEY, ""))
 
 
+_given: list[str] = []  # the place of what runs now, where the stack does not show it; tracing is one at a time
+
+
+@contextmanager
+def placed_at(place: str) -> Iterator[None]:
+    """Ops that are traced inside this block come from `place`."""
+    _given.append(place)
+    try:
+        yield
+    finally:
+        _given.pop()
+
+
+def place_of(node: torch.fx.Node) -> str:
+    """Module and line of a node of Dynamo's graph, as the recorder writes them."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path = re.sub(r"\['?(\w+)'?\]", r".\1", str(stack[-1][0])) if stack else ""
+    module = re.sub(r"\.(_modules|__dict__)(?=\.)", "", path).removeprefix("L.model").lstrip(".")
+    files = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    line = next((f"{os.path.basename(f)}:{n}" for f, n in reversed(files) if not f.startswith((_TORCH_FOLDER, _OWN_FOLDER, "<"))), "")
+    return f"{module}, {line}" if module and line else module or line
+
+
 class _Recorder(TorchFunctionMode):
     def __init__(self, modules: list[str]) -> None:
         super().__init__()
@@ -62,15 +87,18 @@ class _Recorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") == "__get__":  # .shape and the like: most calls, and no op
             return func(*args, **(kwargs or {}))
+        fx_traceback.current_meta["custom"] = {_KEY: _given[-1] if _given else self._place()}
+        return func(*args, **(kwargs or {}))
+
+    def _place(self) -> str:
         module = next((name for name in reversed(self.modules) if name), "")
         line = _user_line()
-        fx_traceback.current_meta["custom"] = {_KEY: f"{module}, {line}" if module and line else module or line}
-        return func(*args, **(kwargs or {}))
+        return f"{module}, {line}" if module and line else module or line
 
 
 def _user_line() -> str:
     """The innermost stack frame of the model's own code, as file:line; empty when only torch's code calls torch."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(3)
     inside = False  # past the modes that sit on top of the call
     while frame is not None:
         filename = frame.f_code.co_filename
