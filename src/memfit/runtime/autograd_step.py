@@ -102,7 +102,8 @@ class Session:
         self.saved: list[Any] | None = None
         self.rng_at_start = get_state(self.captured.device)
         self.old_buffers: dict[int, torch.Tensor] = {}
-        self.new_buffers: dict[int, torch.Tensor] = {}  # of a trial, as forward left them
+        self.compares = False  # a trial that will be compared with the plain model keeps all buffers, before and after
+        self.new_buffers: dict[int, torch.Tensor] = {}
         self.outputs: list[torch.Tensor] = []
         self._output_versions: list[int] = []
         self.watch: Watch | None = None
@@ -124,7 +125,7 @@ class Session:
             raise
 
     def _forward(self) -> list[torch.Tensor]:
-        kept = {i for i, _ in self.captured.convention.mutations} if self.trial else set(self.captured.rereads)
+        kept = {i for i, _ in self.captured.convention.mutations} if self.compares else set(self.captured.rereads)
         self.old_buffers = {i: self.sources[i].data.clone() for i in sorted(kept)}
         with self.watch.forward() if self.watch else nullcontext():
             made, shortage = _attempt(self._run_forward)
@@ -137,7 +138,7 @@ class Session:
             del made
             self._update(mutations)
             del mutations
-        if self.trial:
+        if self.compares:
             self.outputs = [o.detach() for o in outputs]
             self._output_versions = versions_of(self.outputs)
             self.new_buffers = {i: self.sources[i].data.clone() for i in self.old_buffers}
@@ -171,7 +172,7 @@ class Session:
         sources = [*self.sources, *self.captured.convention.constants]
         self.arena_run = self.ready.arena.start() if self.ready.arena is not None else None
         with self.arena_run or nullcontext(), disable_autocast():  # the casts are in the plan
-            outputs, mutations, self.saved = self.ready.program.forward(sources, self.rng, self.host)
+            outputs, mutations, self.saved = self.ready.program.forward(sources, self.rng, self.host, self.old_buffers)
         return outputs, mutations
 
     def backward(self, tangents: Tangents, sink: GradientSink) -> None:
@@ -185,7 +186,9 @@ class Session:
             self.saved = None
             self._leave_whole(aligned, sink)
             raise
-        if self.watch is not None:
+        if self.watch is None:
+            self.old_buffers = {}
+        else:
             given = tuple(None if t is None else a for t, a in zip(tangents, aligned, strict=True))
             self.watch.done(self, given, sink)
 
@@ -283,11 +286,27 @@ class PlannedStep(torch.autograd.Function):
                 "a gradient of a gradient (create_graph=True) was asked of a fitted model: use the plain model for double backward."
             )
         session: Step = ctx.session
-        absent = frozenset(k for k, t in enumerate(tangents) if t is None)
-        unreached = frozenset(i for i, parts in session.reached_from().items() if parts <= absent) if absent else frozenset()
-        sink = GradientSink(session.sources, _find_returned(ctx, session), unreached)
+        if all(t is None for t in tangents):
+            return (None, None, *(None for _ in session.sources))
+        sink = GradientSink(session.sources, _find_returned(ctx, session), _find_unreached(session, tangents))
         session.backward(tangents, sink)
         return (None, None, *(sink.collected.pop(i, None) for i in range(len(session.sources))))
+
+
+def _find_unreached(session: Step, tangents: Tangents) -> frozenset[int]:
+    """Sources whose gradient is made only of outputs that the loss does not use. Autograd would call their hooks with nothing."""
+    absent = frozenset(k for k, t in enumerate(tangents) if t is None)
+    if not absent:
+        return absent
+    unreached = frozenset(i for i, parts in session.reached_from().items() if parts <= absent)
+    for i in sorted(unreached):
+        if has_hooks(session.sources[i]):
+            name = session.captured.graph.tensors[session.captured.convention.sources[i]].name
+            raise Unsupported(
+                f"{name} has a hook on its gradient, and the loss uses no output that depends on it: leave that output out of what the model "
+                "returns, or remove the hook for this step."
+            )
+    return unreached
 
 
 def _find_returned(ctx: Any, session: Step) -> frozenset[int]:

@@ -141,6 +141,7 @@ class Stepper:
         session = Session(shape.ready, sources, trial=shape.steps == 0, replan=lambda ready: self._after_oom(shape, ready))
         if session.trial:
             shape.ready.make_room()
+            session.compares = self._will_check(shape)
             session.watch = Trial(self, shape, plain)
         return session
 
@@ -233,7 +234,7 @@ class Stepper:
     # -- the first step of a shape -----------------------------------------------------------------------------------
 
     def finish_trial(self, shape: _Shape, session: Session, tangents: Tangents, sink: GradientSink, plain: Callable[[], Any]) -> None:
-        if not self._should_check(shape, sink):
+        if not session.compares or any(i < shape.ready.captured.convention.num_parameters for i in sink.returned):
             return
         inputs = (f"input {i}" for i in range(shape.ready.captured.convention.num_inputs))
         names = (*(n for n, _ in self.model.named_parameters()), *(n for n, _ in self.model.named_buffers()), *inputs)
@@ -246,13 +247,11 @@ class Stepper:
         else:
             _raise_if_wrong(shape.verdict)
 
-    def _should_check(self, shape: _Shape, sink: GradientSink) -> bool:
+    def _will_check(self, shape: _Shape) -> bool:
         """Where the plain model fits in the device's free memory beside our gradients; never while gradients accumulate or have hooks."""
         captured = shape.ready.captured
         parameters = list(self.model.parameters())
         if self.check is False or captured.accumulates or any(map(has_gradient_hooks, parameters)):
-            return False
-        if any(i < len(parameters) for i in sink.returned):
             return False
         if captured.compiled and any(op.seeded for op in captured.graph.ops):
             shape.notes.append("first step not checked against the plain model: compiled kernels draw other random numbers")

@@ -1,6 +1,6 @@
 """A schedule as straight-line Python: one line per op, one `del` per Free, split where backward begins.
 
-    def forward(s, rng, host):                     def backward(saved, tangents, put, rng, host):
+    def forward(s, rng, host, old):                   def backward(saved, tangents, put, rng, host):
         s0, s1, s2 = s                                 v3, s1 = saved
         v3 = f0(s2, s0, s1)                            saved.clear()
         v4 = f1(v3)                                    v9 = f2(tangents[0], v3)
@@ -174,9 +174,12 @@ class _Writer:
         self.saved = sorted({n for n in self.names.values() if n in self.used_in_backward})
         returned = {self.names[o.tensor] for o in convention.outputs if isinstance(o, Ref)}
         # an output that backward needs is saved as an alias: the output itself will carry grad_fn, and so a cycle
-        # a buffer that forward is about to change is saved as it is now
-        changing = {f"s{i}" for i in self.captured.rereads}
-        saved = ", ".join(f"{n}.clone()" if n in changing else f"{n}.detach()" if n in returned else n for n in self.saved)
+        # a buffer that forward is about to change is saved as it is now: in the copy that the step keeps anyway, if it has one
+        changing = {f"s{i}": i for i in self.captured.rereads}
+        saved = ", ".join(
+            f"({n}.clone() if old is None else old[{changing[n]}])" if n in changing else f"{n}.detach()" if n in returned else n
+            for n in self.saved
+        )
         self.lines.append(f"return [{outputs}], [{mutations}], [{saved}]")
 
     def _enter_backward(self) -> None:
@@ -213,7 +216,7 @@ class _Writer:
     def _compile(self, forward: list[str], backward: list[str] | None) -> Program:
         sources = ", ".join(f"s{i}" for i in range(len(self.captured.convention.sources)))
         text = [
-            "def forward(s, rng, host=None):",
+            "def forward(s, rng, host=None, old=None):",
             f"    {sources}{',' if len(self.captured.convention.sources) == 1 else ''} = s" if sources else "    pass",
         ]
         text += [f"    {line}" for line in forward]

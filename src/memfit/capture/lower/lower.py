@@ -276,13 +276,10 @@ class _Lowering:
         self.results.extend(t for t in convention.outputs if isinstance(t, Ref) for t in (t.tensor,))
         if not has_backward:
             self.results.extend(t for _, t in convention.mutations)
-        graph = Graph(
-            ops=tuple(self.ops),
-            tensors=tuple(self.tensors),
-            storages=self._with_kinds(),
-            sources=(*self.sources, *extra_sources),
-            results=tuple(dict.fromkeys(self.results)),
-        )
+        graph = self._graph(extra_sources)
+        kept = rereads(graph, convention)
+        if kept and has_backward:
+            graph = self._graph([*extra_sources, self._copies_of(kept)])
         return Captured(
             graph=graph,
             calls=tuple(self.calls),
@@ -292,8 +289,25 @@ class _Lowering:
             has_backward=has_backward,
             accumulates=self.setting.accumulates,
             fixed_workspace=self._fixed_workspace(),
-            rereads=rereads(graph, convention),
+            rereads=kept,
         )
+
+    def _graph(self, extra_sources: list[int]) -> Graph:
+        return Graph(
+            ops=tuple(self.ops),
+            tensors=tuple(self.tensors),
+            storages=self._with_kinds(),
+            sources=(*self.sources, *extra_sources),
+            results=tuple(dict.fromkeys(self.results)),
+        )
+
+    def _copies_of(self, positions: tuple[int, ...]) -> int:
+        """Buffers that forward reads and changes, as they were before: a step keeps them to its end, to compute from them again."""
+        found = (self.samples[self.sources[i]] for i in positions)
+        size = sum(allocated_bytes(sample, self.granularity) for sample in found if sample is not None)
+        tensor = self._new_tensor(self._new_storage(size, Kind.BUFFER, "buffers before they change"), None, "buffers before they change")
+        self.results.append(tensor)
+        return tensor
 
     def _fixed_workspace(self) -> tuple[tuple[int, int], ...]:
         """The caller's own temporaries: of a loss outside the plan, and of the optimizer's step."""

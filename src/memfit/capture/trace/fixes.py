@@ -1,7 +1,8 @@
 """Where torch's tracing tells another story than its kernels, the trace is put right here.
 
 - The layout that tracing expects of some ops is not the one their kernels give. They are traced as what the kernel does.
-- Some losses compute every element into their output before they reduce it, and the scalar keeps those bytes.
+- Some losses compute every element into their output before they reduce it, and the scalar keeps those bytes; what changes a part of a
+  tensor copies the whole storage that the part lies in.
 - The CPU's batch norm of half-precision inputs saves its statistics in the type of its weights.
 
 (Recurrent layers are put right in `torch_private/recurrent.py`, which has to patch torch for it.)
@@ -17,6 +18,13 @@ from torch import Tensor
 
 _ATEN = torch.ops.aten
 _BATCH_NORMS = {_ATEN._native_batch_norm_legit_functional.default, _ATEN.native_batch_norm.default, _ATEN._native_batch_norm_legit.default}
+_COPY_ALL = {
+    _ATEN.copy.default,
+    _ATEN.slice_scatter.default,
+    _ATEN.select_scatter.default,
+    _ATEN.diagonal_scatter.default,
+    _ATEN.as_strided_scatter.default,
+}
 _WIDE_LOSSES = {_ATEN.mse_loss.default, _ATEN.smooth_l1_loss.default}
 
 
@@ -53,7 +61,10 @@ def real_sample(target: Any, position: int, sample: Tensor, arguments: Sequence[
 
 
 def wide_output_bytes(target: Any, arguments: Sequence[Any]) -> int | None:
-    """Bytes behind the scalar of a loss that reduces in place; None for all other ops."""
+    """Bytes behind the scalar of a loss that reduces in place, and behind a changed part of a tensor: its kernel copies all that the tensor
+    is a part of. None for all other ops."""
+    if target in _COPY_ALL:
+        return int(arguments[0].untyped_storage().nbytes())
     if target not in _WIDE_LOSSES or (len(arguments) > 2 and arguments[2] == 0):
         return None
     x, y = arguments[:2]
