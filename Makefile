@@ -3,7 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-full lint bench docs results schedules setup clean
+# `make test-nightly`: what the newest torch breaks. TORCH_NIGHTLY may be any requirement and options of pip's, such as "torch==2.14.0" or
+# "torch --index-url https://download.pytorch.org/whl/nightly/cpu".
+NIGHTLY := .venv-nightly
+TORCH_NIGHTLY ?= torch
+
+.PHONY: demo test test-full test-nightly lint bench docs results schedules setup clean
 
 setup: $(READY)
 
@@ -24,6 +29,14 @@ test: setup
 test-full: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile --max-worker-restart 0 -m "not gpu"
 
+test-nightly:
+	test -x $(NIGHTLY)/bin/python || $(PYTHON) -m venv $(NIGHTLY)
+	grep -v "^torch" constraints.txt > $(NIGHTLY)/constraints.txt
+	$(NIGHTLY)/bin/python -m pip install -q --disable-pip-version-check --pre --upgrade $(TORCH_NIGHTLY)
+	$(NIGHTLY)/bin/python -m pip install -q --disable-pip-version-check -c $(NIGHTLY)/constraints.txt hatchling editables
+	$(NIGHTLY)/bin/python -m pip install -q --disable-pip-version-check -c $(NIGHTLY)/constraints.txt --no-build-isolation -e . pytest hypothesis
+	$(NIGHTLY)/bin/python scripts/nightly.py
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -38,9 +51,10 @@ results: setup
 
 docs: setup
 	$(BIN)/python scripts/cli_reference.py
+	$(BIN)/python scripts/pass_table.py
 
 schedules: setup
 	$(BIN)/python -m memfit.schedules --write
 
 clean:
-	rm -rf .venv
+	rm -rf .venv $(NIGHTLY)

@@ -31,12 +31,12 @@ from memfit.tape.array import Array, Tape
 from memfit.tape.examples import nets
 from memfit.tape.examples.attention_traffic import movement
 from memfit.tape.examples.depth_curves import curve, wide_lstm, wide_mlp
-from memfit.tape.examples.ten_layers import as_in_the_slides, count_matmuls, least_matmuls, nearest_checkpoint, ten_layers
+from memfit.tape.examples.ten_layers import count_matmuls, least_matmuls, nearest_checkpoint, run_the_slides, ten_layers
 from memfit.tape.memory.byte_trace import trace
 from memfit.tape.memory.modes import Mode, compare, planless_modes, planned_mode
 from memfit.tape.ops import activations, elementwise, views
 from memfit.tape.ops.broadcast import sum_over
-from memfit.tape.plain_schedules import drop_early, keep_all, recomputations
+from memfit.tape.plain_schedules import count_recomputations, drop_early, keep_all
 from memfit.tape.program import Program
 
 SEED = 0
@@ -125,10 +125,10 @@ def ten_layer_rows() -> list[Row]:
         },
         {
             "scheme": "the slides' closure",
-            "matmuls": as_in_the_slides()[0],
+            "matmuls": run_the_slides()[0],
             "peak bytes": "",
             "bound": "",
-            "values right": as_in_the_slides()[1],
+            "values right": run_the_slides()[1],
         },
     ]
     rows.append({"scheme": "Revolve with two slots (x and one state)", "matmuls": num_forwards(10, 2) + 1 + 20, "peak bytes": "",
@@ -177,7 +177,7 @@ def speed_rows(repeats: int) -> list[Row]:
         runs: dict[str, Callable[[], object]] = {"by hand": by_hand(net, np.float32)}
         runs |= {mode.name: mode.executor().run for mode in modes}
         least = _interleaved(runs, repeats)
-        repeated = {mode.name: recomputations(mode.schedule) for mode in modes}
+        repeated = {mode.name: count_recomputations(mode.schedule) for mode in modes}
         for name, (wall, cpu) in least.items():
             rows.append(
                 {"net": f"MLP {depth} x {width}, batch {batch}", "mode": name, "recomputed ops": repeated.get(name, 0),

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from memfit.capture.capture import capture
 from memfit.capture.captured import Captured, Ref, Role
 from memfit.capture.inputs import Call
 from memfit.passes.regions.compiler import Compiler
-from memfit.passes.regions.regions import with_regions
+from memfit.passes.regions.regions import gather_regions
+from memfit.pipeline.capture import capture
 
 
 def fine(model: nn.Module, x: torch.Tensor, y: torch.Tensor, compiler: Compiler) -> Captured:
@@ -21,7 +21,7 @@ def fine(model: nn.Module, x: torch.Tensor, y: torch.Tensor, compiler: Compiler)
 
 
 def regions(model: nn.Module, x: torch.Tensor, y: torch.Tensor, compiler: Compiler) -> Captured:
-    return with_regions(fine(model, x, y, compiler), compiler)
+    return gather_regions(fine(model, x, y, compiler), compiler)
 
 
 def run(captured: Captured, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[dict[int, torch.Tensor], dict[int, Any]]:

@@ -1,4 +1,4 @@
-"""Tests keep their measurements in a folder of their own, not in the home folder."""
+"""Tests keep their measurements in a folder of their own, not in the home folder; every rewrite of a step is looked at by `passes/check.py`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from memfit.passes.check import check_rewritten
+from memfit.passes.run import watch_passes
 from memfit.profile.cache import use_folder
 
 
@@ -14,3 +16,9 @@ def measurements_in_a_temporary_folder(tmp_path_factory: pytest.TempPathFactory)
     use_folder(tmp_path_factory.mktemp("measurements"))
     yield
     use_folder(None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def passes_are_checked() -> Iterator[None]:
+    with watch_passes(check_rewritten):
+        yield

@@ -209,6 +209,20 @@ def offsets_unseen(about: About, rows: Sequence[Row]) -> list[str]:
     return [*grid(("version", "shape", *(f"within {s} s" for s in WITHIN_S), "of"), cells), "", *plain(about, rows)]
 
 
+def house(about: About, rows: Sequence[Row]) -> list[str]:
+    """A table for each part, with a column for each tree."""
+    del about
+    commits = {r["tree"]: r["commit"] for r in rows}
+    lines: list[str] = []
+    for part in dict.fromkeys(r["part"] for r in rows):
+        own = {(r["what"], r["tree"]): r["value"] for r in rows if r["part"] == part}
+        trees = [tree for tree in commits if any(key[1] == tree for key in own)]
+        cells = [[what, *(own.get((what, tree), "") for tree in trees)] for what in dict.fromkeys(what for what, _ in own)]
+        seen = {r["tree"]: r["commit"] for r in rows if r["part"] == part}
+        lines += [f"### {part[0].upper()}{part[1:]}", "", *grid(["", *(f"{tree} ({seen[tree]})" for tree in trees)], cells), ""]
+    return lines
+
+
 TABLES: dict[str, Callable[[About, Sequence[Row]], list[str]]] = {
     "columns": plain,
     "raw": raw,
@@ -218,6 +232,7 @@ TABLES: dict[str, Callable[[About, Sequence[Row]], list[str]]] = {
     "reserved": reserved,
     "convolutions": convolutions,
     "zoo": zoo,
+    "house": house,
     "chains": chains,
     "against_torch": against_torch,
     "offsets_unseen": offsets_unseen,

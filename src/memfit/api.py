@@ -1,36 +1,34 @@
-"""The public doors for training: `fit`, `estimate`, `frontier`. What they share, from capture to a step that runs, is in `prepare`."""
+"""The public doors for training: `fit`, `estimate`, `frontier`. What they share, from capture to a step that runs, is in `pipeline`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from memfit.capture.guards.graph_model import GraphModel
 from memfit.capture.guards.watch import Watch
-from memfit.capture.inputs import Call
-from memfit.core.budget import Budget
 from memfit.core.errors import BadInput, Unsupported
 from memfit.core.plan import Plan
 from memfit.core.units import parse_bytes
-from memfit.pipeline.prepare import load_plan, make_ready, smallest_budget, study, task_and_call
-from memfit.pipeline.task import Task
+from memfit.pipeline.forms import Forms
+from memfit.pipeline.prepare import Preparer
+from memfit.pipeline.saved_plan import load_plan
+from memfit.pipeline.study import find_smallest_budget, study
+from memfit.pipeline.task import DEFAULT_ALLOW, Task, task_and_call
 from memfit.planning import plan as find_plan
-from memfit.planning.frontier.monotone import curve, share_out, spread
-from memfit.profile.allocations import meter
+from memfit.planning.frontier.monotone import plan_curve, share_out, spread_budgets
 from memfit.profile.devices import device as find_device
 from memfit.profile.roofline import roofline
 from memfit.report.estimate import Estimate, summarize
-from memfit.report.frontier import Frontier, frontier_of
+from memfit.report.frontier import Frontier, make_frontier
 from memfit.report.progress import Progress
 from memfit.runtime.arena.planned import installed
-from memfit.runtime.autograd_step import Ready
 from memfit.runtime.closed_loop import Stepper
-from memfit.runtime.cuda_graphs import cuda_graphs_for
 from memfit.runtime.fitted import FittedModule, fit_module
 from memfit.runtime.graph_stepper import GraphStepper
 from memfit.runtime.guarded import Guarded
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
 
 ENGINES = ("auto", "eager", "inductor")
 ALLOWED = ("recompute", "variants", "rounding", "offload")
-DEFAULT_ALLOW = ("recompute", "variants")
 
 
 def fit(
@@ -83,13 +80,14 @@ def fit(
     if saved is not None and any(p.grad is not None for p in model.parameters()):
         raise BadInput("the model's parameters hold gradients already, and a saved plan starts without: call optimizer.zero_grad() first.")
 
-    settings: dict[str, Any] = {"planner": planner, "time_limit_s": time_limit_s, "check": check, "saved": saved, "replay": replay}
+    preparer = Preparer(task=task, budget_bytes=device_bytes, planner=planner, time_limit_s=time_limit_s, saved=saved, replay=replay)
 
     def stepper_over(graph: GraphModel) -> GraphStepper:
-        inner = replace(task, model=graph, loss_fn=None, num_targets=0)
-        return cast(GraphStepper, _stepper(inner, device_bytes, kind=GraphStepper, **settings))
+        inner = replace(preparer, task=replace(task, model=graph, loss_fn=None, num_targets=0))
+        return GraphStepper(graph, inner, loss_fn=None, num_targets=0, check=check)
 
-    guarded = Guarded(_stepper(task, device_bytes, watched=Watch(model, loss_fn), **settings), stepper_over)
+    own = Stepper(model, preparer, loss_fn=loss_fn, num_targets=task.num_targets, check=check, watched=Watch(model, loss_fn))
+    guarded = Guarded(own, stepper_over)
     with torch.enable_grad():
         guarded.prepare(*example.rebuild(example.tensors))
     return fit_module(model, guarded)
@@ -105,52 +103,14 @@ def stepper_for(model: nn.Module, options: dict[str, Any]) -> Stepper:
     _check_replay(model, replay)
     reserve_bytes = parse_bytes(options.get("reserve", 0), what="reserve")
     task = Task(model=model, optimizer=options.get("optimizer"), reserve_bytes=reserve_bytes, engine=engine, allow=tuple(allow))
-    return _stepper(
-        task,
-        parse_bytes(options["budget"], what="budget"),
+    preparer = Preparer(
+        task=task,
+        budget_bytes=parse_bytes(options["budget"], what="budget"),
         planner=options.get("planner", "auto"),
         time_limit_s=float(options.get("time_limit_s", 30)),
-        check=options.get("check", "auto"),
         replay=replay,
     )
-
-
-def _stepper(
-    task: Task,
-    device_bytes: int,
-    *,
-    planner: str | Planner,
-    time_limit_s: float,
-    check: bool | str,
-    saved: Plan | None = None,
-    replay: bool = False,
-    kind: type[Stepper] = Stepper,
-    watched: Watch | None = None,
-) -> Stepper:
-    def prepare(args: tuple[Any, ...], kwargs: dict[str, Any], *, accumulates: bool, tighter_by: int) -> Ready:
-        call = Call.flatten(args, kwargs)
-        return make_ready(
-            task,
-            call,
-            Budget(device_bytes=max(0, device_bytes - tighter_by)),
-            accumulates=accumulates,
-            planner=planner,
-            time_limit_s=time_limit_s,
-            plan=saved if not tighter_by and not accumulates else None,
-            aside_bytes=sum(t.nbytes for t in call.tensors) if replay else 0,  # a replay reads copies of its inputs
-        )
-
-    return kind(
-        task.model,
-        prepare,
-        loss_fn=task.loss_fn,
-        num_targets=task.num_targets,
-        check=check,
-        meter=meter,
-        flatten=Call.flatten,
-        recorder=cuda_graphs_for if replay else None,
-        watched=watched,
-    )
+    return Stepper(model, preparer, loss_fn=None, num_targets=0, check=options.get("check", "auto"))
 
 
 def estimate(
@@ -170,11 +130,11 @@ def estimate(
     task, call = task_and_call(model, example_inputs, loss_fn, example_targets, optimizer, device)
     with Progress("memfit") as progress:
         progress.update("tracing the model")
-        offers = [(c, roofline(c, device or "h200")) for c in task.offers(call)]
-        captured, costs = offers[0]
+        forms = [(form.captured, roofline(form.captured, device or "h200")) for form in Forms(task, call).usual()]
+        captured, costs = forms[0]
         keep_all = find_plan(captured.graph, costs, None, planner="keep_all").require_plan()
         progress.update("looking for the smallest budget")
-        reached = [smallest_budget(c.graph, k, time_limit_s=time_limit_s / len(offers)) for c, k in offers]
+        reached = [find_smallest_budget(c.graph, k, time_limit_s=time_limit_s / len(forms)) for c, k in forms]
     smallest = min(reached, key=lambda o: o.require_plan().timeline.peak_bytes)
     summary = summarize(captured.graph, keep_all.schedule, keep_all.timeline)
     base = keep_all.timeline.compute_time_ns
@@ -209,15 +169,15 @@ def frontier(
     studied = study(model, example_inputs, loss_fn=loss_fn, example_targets=example_targets, optimizer=optimizer, device=device)
     graph, costs = studied.captured.graph, studied.costs
     keep_all = find_plan(graph, costs, planner="keep_all").require_plan()
-    budgets = spread(graph, costs, num_points) if fractions is None else share_out(keep_all.timeline.peak_bytes, fractions)
+    budgets = spread_budgets(graph, costs, num_points) if fractions is None else share_out(keep_all.timeline.peak_bytes, fractions)
     with Progress("memfit") as progress:
 
         def tell(done: int, total: int) -> None:
             progress.update("planning the frontier", done, total)
 
         tell(0, len(budgets))
-        points = curve(graph, costs, budgets, planner=planner, time_limit_s=time_limit_s, progress=tell)
-    return frontier_of(points, keep_all=keep_all, device=costs.device, elsewhere_bytes=studied.elsewhere_bytes)
+        points = plan_curve(graph, costs, budgets, planner=planner, time_limit_s=time_limit_s, progress=tell)
+    return make_frontier(points, keep_all=keep_all, device=costs.device, elsewhere_bytes=studied.elsewhere_bytes)
 
 
 def _check_options(model: Any, engine: str, allow: Sequence[str], check: bool | str) -> None:

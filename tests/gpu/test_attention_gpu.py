@@ -12,16 +12,17 @@ from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
 import memfit
-from memfit.capture.capture import capture
 from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call
 from memfit.core.costs import uniform_costs
 from memfit.core.simulate import simulate
 from memfit.kernels.fused_attention import KERNELS, AttentionBackwardBy, AttentionBy, Kernel
-from memfit.passes.variants.registry import add_variants
+from memfit.passes.interface import Context
+from memfit.passes.run import offer_choices
+from memfit.pipeline.capture import capture
 from memfit.planning import plan
 from memfit.planning.model.to_schedule import schedule_from_ops
-from memfit.profile.measured import measured
+from memfit.profile.measure import measure_costs
 from memfit.runtime.autograd_step import Ready, Session, run
 from memfit.runtime.codegen import generate
 
@@ -99,7 +100,7 @@ def is_close(found: torch.Tensor, exact: torch.Tensor, error: float) -> bool:
 def test_what_is_written_out_can_be_fused(how: str, dtype: torch.dtype, length: int) -> None:
     model, x, y = setting(how, dtype, length)
     call = Call.flatten((x, y), {})
-    captured = add_variants(capture(model, call, loss_fn=loss_of, num_targets=1), rounding=True, least_fraction=0.0)
+    captured = offer_choices(capture(model, call, loss_fn=loss_of, num_targets=1), "eager", Context(least_fraction=0.0))
     graph = captured.graph
     made = {t for op in graph.ops if op.name.startswith("memfit.fused") for t in op.outputs}
     assert made, "the pattern is found"
@@ -140,11 +141,11 @@ def test_every_kernel_and_its_backward(kernel: Kernel, causal: bool, length: int
 def test_a_step_by_another_kernel(how: str) -> None:
     model, x, y = setting(how, torch.bfloat16)
     call = Call.flatten((x, y), {})
-    captured = add_variants(capture(model, call, loss_fn=loss_of, num_targets=1), rounding=True, least_fraction=0.0)
+    captured = offer_choices(capture(model, call, loss_fn=loss_of, num_targets=1), "eager", Context(least_fraction=0.0))
     graph = captured.graph
     named = sorted({v.name for op in graph.ops for v in op.variants if v.name.endswith("kernel")})
     assert named, "another kernel is offered"
-    costs = measured(captured)
+    costs = measure_costs(captured)
     total = sum(s.size_bytes for s in graph.storages)
     for name in named:
         forms = {op.id: 1 + [v.name for v in op.variants].index(name) for op in graph.ops if name in [v.name for v in op.variants]}

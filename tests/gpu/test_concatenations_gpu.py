@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.training import assert_trains_inside
+from tests.without_passes import leave_out
 from torch import nn
 
 import memfit
@@ -55,7 +56,7 @@ def test_gradients_and_bytes_of_a_tight_plan(layout: torch.memory_format, replay
     nn.functional.cross_entropy(plain(x), y).backward()
     kwargs: dict[str, Any] = {"loss_fn": nn.functional.cross_entropy, "example_targets": (y,), "engine": "inductor", "time_limit_s": 5}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("memfit.pipeline.task.with_gradients_by_parts", lambda *_: None)
+        leave_out(patch, "concat-gradients")
         with pytest.raises(InfeasibleBudget) as refusal:
             memfit.fit(copy.deepcopy(model), (x,), budget=2**20, **kwargs)
     assert refusal.value.minimum_bytes is not None

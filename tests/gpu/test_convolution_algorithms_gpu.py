@@ -11,16 +11,17 @@ import torch
 from torch import nn
 
 import memfit
-from memfit.capture.capture import capture
 from memfit.capture.inputs import Call
 from memfit.core.costs import uniform_costs
 from memfit.kernels.convolution_algorithms import Choice, ConvolutionBackwardBy, ConvolutionBy
-from memfit.kernels.cudnn import Algorithm, Convolution, CudnnError, Library, Pass, library, strides_of
-from memfit.passes.variants.registry import with_library_forms
+from memfit.kernels.cudnn import Algorithm, Convolution, CudnnError, Direction, Library, library, strides_of
+from memfit.passes.interface import Context
+from memfit.passes.run import offer_choices
+from memfit.pipeline.capture import capture
 from memfit.planning import plan
 from memfit.planning.model.to_schedule import schedule_from_ops
 from memfit.profile.allocations import peaks_of
-from memfit.profile.measured import measured
+from memfit.profile.measure import measure_costs
 from memfit.runtime.autograd_step import Ready, Session, run
 from memfit.runtime.codegen import generate
 
@@ -43,7 +44,7 @@ def refusals(cudnn: Library, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     plain = cudnn.run
 
-    def watched(layer: Convolution, which: Pass, algorithm: Algorithm, *tensors: torch.Tensor) -> None:
+    def watched(layer: Convolution, which: Direction, algorithm: Algorithm, *tensors: torch.Tensor) -> None:
         try:
             plain(layer, which, algorithm, *tensors)
         except CudnnError as error:
@@ -130,7 +131,7 @@ def test_every_algorithm_is_as_exact_as_its_type(
     gradient = torch.randn_like(plain)
     exact_back = aten.convolution_backward.default(gradient.double(), wide[0], wide[1], *rest)
     layer = layer_of(x, weight, plain, settings, channels_last)
-    forward, back = (Pass.DATA, Pass.FORWARD) if settings[3] else (Pass.FORWARD, Pass.DATA)
+    forward, back = (Direction.DATA, Direction.FORWARD) if settings[3] else (Direction.FORWARD, Direction.DATA)
     strides = tuple(strides_of(t.shape, channels_last=channels_last) for t in (x, weight))
     worst = _ERRORS[precision]
     ran = 0
@@ -142,10 +143,10 @@ def test_every_algorithm_is_as_exact_as_its_type(
         assert error_of(made, exact) < worst, f"forward by {algorithm}"
         ran += 1
     assert ran, "cuDNN lists at least one algorithm"
-    filters = cudnn.algorithms(layer, Pass.FILTER)
+    filters = cudnn.algorithms(layer, Direction.FILTER)
     datas = cudnn.algorithms(layer, back)
     for k in range(max(len(filters), len(datas))):
-        pair = ((back, datas[min(k, len(datas) - 1)]), (Pass.FILTER, filters[min(k, len(filters) - 1)]))
+        pair = ((back, datas[min(k, len(datas) - 1)]), (Direction.FILTER, filters[min(k, len(filters) - 1)]))
         choice = Choice(convolution=layer, algorithms=pair, strides=strides)
         for found, wanted in zip(ConvolutionBackwardBy(choice)(gradient, x, weight, *rest), exact_back, strict=True):
             assert found is not None
@@ -154,12 +155,12 @@ def test_every_algorithm_is_as_exact_as_its_type(
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("which", list(Pass))
-def test_the_workspace_is_the_one_that_was_said(cudnn: Library, which: Pass, channels_last: bool) -> None:
+@pytest.mark.parametrize("which", list(Direction))
+def test_the_workspace_is_the_one_that_was_said(cudnn: Library, which: Direction, channels_last: bool) -> None:
     x, weight, _, settings = setting(torch.float32, channels_last=channels_last)
     y = aten.convolution.default(x, weight, None, *settings)
     layer = layer_of(x, weight, y, settings, channels_last)
-    first, second, result = {Pass.FORWARD: (x, weight, y), Pass.DATA: (weight, y, x), Pass.FILTER: (x, y, weight)}[which]
+    first, second, result = {Direction.FORWARD: (x, weight, y), Direction.DATA: (weight, y, x), Direction.FILTER: (x, y, weight)}[which]
     refused = []
     for algorithm in cudnn.algorithms(layer, which):
         out = torch.empty_like(result)
@@ -192,14 +193,14 @@ def test_parts_of_a_concatenation_are_read_where_they_lie(
     exact = aten.convolution_backward.default(gradient.double(), x.double(), weight.double(), *rest)
     part = {"input_strides" if settings[3] else "output_strides": tuple(gradient.stride())}
     layer = replace(layer_of(x, weight, plain, settings, channels_last), **part)
-    back = Pass.FORWARD if settings[3] else Pass.DATA
+    back = Direction.FORWARD if settings[3] else Direction.DATA
     strides = tuple(strides_of(t.shape, channels_last=channels_last) for t in (x, weight))
     try:
-        pairs = list(zip(cudnn.algorithms(layer, back), cudnn.algorithms(layer, Pass.FILTER), strict=False))
+        pairs = list(zip(cudnn.algorithms(layer, back), cudnn.algorithms(layer, Direction.FILTER), strict=False))
     except CudnnError as error:
         pytest.skip(f"not listed: {error}")
     for one, other in pairs:
-        choice = Choice(convolution=layer, algorithms=((back, one), (Pass.FILTER, other)), strides=strides)
+        choice = Choice(convolution=layer, algorithms=((back, one), (Direction.FILTER, other)), strides=strides)
         for found, wanted in zip(ConvolutionBackwardBy(choice)(gradient, x, weight, *rest), exact, strict=True):
             assert found is not None
             assert error_of(found, wanted) < _ERRORS[precision], f"{one}, {other}"
@@ -246,7 +247,7 @@ def test_a_step_with_what_is_offered(channels_last: bool, position: int) -> None
     model, x, y = picture(channels_last=channels_last)
     call = Call.flatten((x, y), {})
     plain = capture(model, call, loss_fn=nn.functional.cross_entropy, num_targets=1)
-    captured = with_library_forms(plain, least_fraction=0.0)
+    captured = offer_choices(plain, "inductor", Context(least_fraction=0.0))
     offered = [op for op in captured.graph.ops if op.variants]
     if not offered:
         pytest.skip("PyTorch's own algorithms take no workspace here")
@@ -265,8 +266,8 @@ def test_a_step_with_what_is_offered(channels_last: bool, position: int) -> None
 def test_offers_are_timed_and_weighed() -> None:
     model, x, y = picture(channels_last=True)
     plain = capture(model, Call.flatten((x, y), {}), loss_fn=nn.functional.cross_entropy, num_targets=1)
-    captured = with_library_forms(plain, least_fraction=0.0)
-    costs = measured(captured)
+    captured = offer_choices(plain, "inductor", Context(least_fraction=0.0))
+    costs = measure_costs(captured)
     for op in captured.graph.ops:
         for variant in (v for v in range(1, len(op.forms)) if op.variants[v - 1].name.startswith("algorithm")):
             choice = captured.call(op.id, variant).target.args[0]  # type: ignore[union-attr]

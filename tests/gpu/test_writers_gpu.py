@@ -17,6 +17,7 @@ from memfit.compilers.inductor import writer_pool as pools
 from memfit.compilers.inductor.code_writers import yield_written
 from memfit.compilers.inductor.compiler import Inductor
 from memfit.passes.regions.regions import regions_of
+from memfit.pipeline.forms import Forms
 from memfit.pipeline.task import Task
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -38,7 +39,9 @@ def test_writers_that_were_woken_early_write_for_the_gpu(four_writers: writers._
     )
     with fresh_cache():
         writers.wake_writers(device)
-        step = next(Task(model=model, engine="inductor").offers(Call.flatten((torch.randn(4, 3, 16, 16, device=device),), {})))
+        step = next(
+            Forms(Task(model=model, engine="inductor"), Call.flatten((torch.randn(4, 3, 16, 16, device=device),), {})).usual()
+        ).captured
         regions = regions_of(step)
         done, late = wait(four_writers._waking, timeout=120)
         assert not late

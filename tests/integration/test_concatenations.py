@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from tests.training import needs_a_compiler
+from tests.without_passes import leave_out
 from torch import nn
 
 import memfit
 from memfit.core.errors import InfeasibleBudget
 from memfit.kernels.concat_gradients import GradientOfPart
-from memfit.passes.step.concat_gradients import with_gradients_by_parts
-from memfit.pipeline.task import Task
+from memfit.passes.step.concat_gradients import split_concat_gradients
+from memfit.pipeline.forms import Form, Forms
 
 torch.set_num_threads(1)  # more threads wait for each other on a busy machine
 
@@ -81,7 +83,7 @@ def assert_runs(fitted: Any, model: nn.Module, x: torch.Tensor, y: torch.Tensor,
 def test_compiled_below_what_the_whole_gradient_needs() -> None:
     model, x, y = example()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("memfit.pipeline.task.with_gradients_by_parts", lambda *_: None)
+        leave_out(patch, "concat-gradients")
         whole = minimum(model, x, y, "inductor")
     budget = int(0.97 * whole)
     fitted = fit(model, x, y, budget, "inductor")
@@ -94,7 +96,7 @@ def test_compiled_below_what_the_whole_gradient_needs() -> None:
 
 def test_eager_where_nothing_else_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x, y = example()
-    monkeypatch.setattr(Task, "_eager_offers", _only_by_parts)
+    monkeypatch.setattr(Forms, "usual", _only_by_parts)
     fitted = fit(model, x, y, "1GiB", "eager")
     assert parts_run(fitted) == 2
     assert_runs(fitted, model, x, y, 2**30)
@@ -102,5 +104,7 @@ def test_eager_where_nothing_else_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parts_run(fit(model, x, y, "1GiB", "eager")) == 0  # the step as it is comes first
 
 
-def _only_by_parts(task: Task, call: Any, accumulates: bool) -> Any:
-    return iter([with_gradients_by_parts(task.capture(call, accumulates=accumulates))])
+def _only_by_parts(forms: Forms) -> Iterator[Form]:
+    captured = split_concat_gradients(forms.plain)
+    assert captured is not None
+    yield Form(name="by parts", captured=captured)

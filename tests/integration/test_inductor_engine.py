@@ -203,15 +203,15 @@ def test_auto_runs_eagerly_what_cannot_be_compiled(monkeypatch: pytest.MonkeyPat
 
 
 def test_inductor_writes_over_an_input_without_another_buffer() -> None:
-    from memfit.capture.capture import capture
     from memfit.capture.inputs import Call
-    from memfit.passes.regions.regions import with_regions
+    from memfit.passes.regions.regions import gather_regions
+    from memfit.pipeline.capture import capture
 
     x, y = images()
     fine = capture(
         Convolutions().double(), Call.flatten((x, y), {}), loss_fn=nn.functional.cross_entropy, num_targets=1, compiler=Inductor()
     )
-    coarse = with_regions(fine, Inductor(), least_fraction=0.0)
+    coarse = gather_regions(fine, Inductor(), least_fraction=0.0)
     op, position = next((op, k) for op in coarse.graph.ops for k, v in enumerate(op.variants) if v.inplace_of)
     variant, plain, over = op.variants[position], coarse.calls[op.id].target, coarse.variant_calls[op.id][position].target
     assert plain is not None

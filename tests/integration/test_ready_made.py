@@ -12,7 +12,7 @@ import torch
 
 import memfit
 from memfit import schedules
-from memfit.pipeline.prepare import study
+from memfit.pipeline.study import study
 from memfit.schedules.__main__ import main, make
 
 SAME_TORCH = torch.__version__.split("+")[0] == schedules.index()["small_gpt"]["torch"]

@@ -23,7 +23,7 @@ def test_the_least_budget_counts_what_is_held_outside_the_step(monkeypatch: pyte
 
     with pytest.raises(InfeasibleBudget) as alone:
         fit(1000)
-    monkeypatch.setattr("memfit.pipeline.prepare.held_elsewhere", lambda *_: _HELD)
+    monkeypatch.setattr("memfit.pipeline.prepare.count_held_elsewhere", lambda *_: _HELD)
     with pytest.raises(InfeasibleBudget, match=r"5\.00 MiB of the budget of 1000 B are held outside the step") as beside:
         fit(1000)
     assert alone.value.minimum_bytes is not None

@@ -11,10 +11,10 @@ import torch
 from benchmarks.models.zoo import ZOO, make
 from torch import nn
 
-from memfit.capture.capture import capture
 from memfit.capture.inputs import Call, Inputs
 from memfit.compilers.inductor.compiler import Inductor
-from memfit.passes.regions.regions import with_regions
+from memfit.passes.regions.regions import gather_regions
+from memfit.pipeline.capture import capture
 from memfit.planning import plan as find_plan
 from memfit.profile.roofline import roofline
 from memfit.runtime.autograd_step import Ready, Session, run
@@ -38,7 +38,7 @@ def test_gradients_are_the_plain_models(name: str) -> None:
     model, example, loss_fn, targets = make(name)
     model, inputs, targets = _exact(model, Inputs.of(example), targets)
     call = Call.flatten((*inputs.args, *targets), inputs.kwargs)
-    coarse = with_regions(capture(model, call, loss_fn=loss_fn, num_targets=len(targets), compiler=OneByOne()), OneByOne())
+    coarse = gather_regions(capture(model, call, loss_fn=loss_fn, num_targets=len(targets), compiler=OneByOne()), OneByOne())
     assert not any(op.name.startswith("prims.inductor_seeds") for op in coarse.graph.ops)
     costs = roofline(coarse, "h200")
     whole = find_plan(coarse.graph, costs, None, planner="keep_all").require_plan()

@@ -170,8 +170,8 @@ def test_gradients_that_are_there_already_are_refused(plan_file: Path) -> None:
 
 def test_what_the_process_holds_besides_is_taken_off_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU libraries keep workspaces: the file has the budget that was asked for, and `fit` takes them off again."""
-    monkeypatch.setattr("memfit.pipeline.prepare.held_elsewhere", lambda *_: 30_000)
-    monkeypatch.setattr("memfit.pipeline.prepare.allocator_slack", lambda *_: 20_000)
+    monkeypatch.setattr("memfit.pipeline.prepare.count_held_elsewhere", lambda *_: 30_000)
+    monkeypatch.setattr("memfit.pipeline.prepare.count_slack", lambda *_: 20_000)
     code, _, err = run("plan", "nets.py:build", "--budget", "400kB", "--time-limit", 2, "-o", "plan.json")
     assert code == 0, err
     saved = memfit.load("plan.json")
@@ -200,7 +200,7 @@ def test_a_plan_made_for_another_device_is_judged_with_the_workspaces_measured_h
     assert isinstance(costs, memfit.Costs)
     assert costs.device == "t4"
     more = tuple(size + 2**20 for size in costs.workspace_bytes)
-    monkeypatch.setattr("memfit.pipeline.task.measured", lambda captured, **_: replace(costs, workspace_bytes=more, device="greedy-cpu"))
+    monkeypatch.setattr("memfit.pipeline.costs._costs", lambda *_: replace(costs, workspace_bytes=more, device="greedy-cpu"))
     code, _, err = run("run", "nets.py:convolutions", "--plan", "p.json", "--steps", 1)
     assert code == 1
     assert "on this device (greedy-cpu; " in err

@@ -8,20 +8,23 @@ from typing import Any
 import pytest
 import torch
 from tests.training import needs_a_compiler
+from tests.without_passes import leave_out
 from torch import nn
 
 import memfit
-from memfit.capture.capture import capture
 from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call
 from memfit.core.errors import BadInput, InfeasibleBudget
-from memfit.passes.slicing.slice_blocks import with_sliced_blocks
+from memfit.passes.slicing.slice_blocks import slice_blocks
 from memfit.passes.slicing.sliced_call import Sliced
-from memfit.pipeline.task import Offers, Task
+from memfit.passes.table import PIPELINE
+from memfit.pipeline.capture import capture
+from memfit.pipeline.forms import Form, Forms
 
 torch.set_num_threads(1)  # more threads wait for each other on a busy machine
 ENGINES = ["eager", pytest.param("inductor", marks=needs_a_compiler)]
 CROSS_ENTROPY: dict[str, Any] = {"loss_fn": nn.functional.cross_entropy}
+SLICINGS = {slot.rewrite.name for slots in PIPELINE.values() for slot in slots if "blocks-in" in slot.rewrite.name}
 
 
 def network(*widths: int) -> nn.Module:
@@ -48,7 +51,7 @@ def old_minimum(model: nn.Module, x: torch.Tensor, y: torch.Tensor, engine: str)
     """What every other form of the step cannot go below, proven."""
     kwargs: dict[str, Any] = {"example_targets": (y,), "engine": engine, "time_limit_s": 4, **CROSS_ENTROPY}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("memfit.pipeline.task.with_sliced_blocks", lambda *_, **__: iter(()))
+        leave_out(patch, *SLICINGS)
         with pytest.raises(InfeasibleBudget) as refusal:
             memfit.fit(copy.deepcopy(model), (x,), budget=1000, **kwargs)
     minimum = refusal.value.minimum_bytes
@@ -59,8 +62,8 @@ def old_minimum(model: nn.Module, x: torch.Tensor, y: torch.Tensor, engine: str)
 @pytest.fixture
 def only_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """No other form of the step is offered."""
-    offers = lambda task, call, accumulates: with_sliced_blocks(task.capture(call, accumulates=accumulates), None)  # noqa: E731
-    monkeypatch.setattr(Task, "_eager_offers", offers)
+    usual = lambda forms: (Form(name="in slices", captured=captured) for captured in slice_blocks(forms.plain, None))  # noqa: E731
+    monkeypatch.setattr(Forms, "usual", usual)
 
 
 def assert_same_gradients(ours: nn.Module, plain: nn.Module) -> None:
@@ -167,8 +170,12 @@ def test_a_slow_plan_has_the_block_in_slices_beside_it_and_the_faster_is_taken(m
     from memfit.pipeline import choice
 
     tried: list[str] = []
-    in_slices = Offers.in_slices
-    monkeypatch.setattr(Offers, "in_slices", lambda offers: ((tried.append(c.graph.digest) or c for c in way) for way in in_slices(offers)))
+    slower = Forms.slower
+
+    def note(forms: Forms) -> Any:
+        return ((use, (tried.append(form.name) or form for form in way)) for use, way in slower(forms))
+
+    monkeypatch.setattr(Forms, "slower", note)
     model, (x, y) = network(6), data(8)
     kwargs: dict[str, Any] = {"example_targets": (y,), "engine": "inductor", "budget": "1GiB", "time_limit_s": 4, **CROSS_ENTROPY}
     usual = memfit.fit(copy.deepcopy(model), (x,), **kwargs)
@@ -181,7 +188,7 @@ def test_a_slow_plan_has_the_block_in_slices_beside_it_and_the_faster_is_taken(m
 
 
 def backward_of(captured: Captured, num_slices: int) -> Sliced:
-    (sliced, *_) = with_sliced_blocks(captured, None, num_slices=num_slices)
+    (sliced, *_) = slice_blocks(captured, None, num_slices=num_slices)
     return next(c.target for c in reversed(sliced.calls) if isinstance(c.target, Sliced))
 
 
@@ -189,7 +196,7 @@ def test_half_precision_adds_up_in_single() -> None:
     model, (x, y) = network().to(torch.bfloat16), data(16)
     call = Call.flatten((x.to(torch.bfloat16), y), {})
     captured = capture(model, call, loss_fn=nn.functional.cross_entropy, num_targets=1)
-    (sliced, *_) = with_sliced_blocks(captured, None)
+    (sliced, *_) = slice_blocks(captured, None)
     (op,) = (op for op in sliced.graph.ops if op.name.startswith("memfit.sliced_backward"))
     torch.manual_seed(2)
     inputs = [torch.randn(s.shape, dtype=s.dtype) for t in op.inputs if (s := sliced.samples[t]) is not None]

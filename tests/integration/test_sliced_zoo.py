@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from memfit.capture.capture import capture
 from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call
 from memfit.compilers.inductor.compiler import Inductor
 from memfit.core.costs import uniform_costs
-from memfit.passes.slicing.slice_blocks import with_sliced_blocks
+from memfit.passes.slicing.slice_blocks import slice_blocks
+from memfit.pipeline.capture import capture
 from memfit.planning import plan as find_plan
 from memfit.runtime.autograd_step import Ready, Session, run
 from memfit.runtime.codegen import generate
@@ -96,7 +96,7 @@ def test_gradients_are_the_plain_model_s(build: object, channels_last: bool, com
     nn.functional.cross_entropy(plain(x), y).backward()
     call = Call.flatten((x, y), {})
     captured = capture(model, call, loss_fn=nn.functional.cross_entropy, num_targets=1, compiler=Inductor() if compiled else None)
-    forms = list(with_sliced_blocks(captured, None, num_slices=3))  # slices of three, and a last one of one
+    forms = list(slice_blocks(captured, None, num_slices=3))  # slices of three, and a last one of one
     assert forms
     for form in forms:
         ours = copy.deepcopy(model)

@@ -10,7 +10,7 @@ from tests.oracle.best_plan import best_time_ns
 from tests.strategies import PLAIN, Shape, random_costs, random_graph
 
 from memfit.planning import plan
-from memfit.planning.annealing.beam import beam, ways_of
+from memfit.planning.annealing.beam import make_beam_tables, search_beam
 from memfit.planning.model.fast_judge import INVALID, peak_and_time
 from memfit.planning.model.lower_bounds import find_floor
 from memfit.planning.model.reduce import Model, build_model
@@ -45,8 +45,10 @@ def test_a_beam_that_follows_everything_finds_the_fastest_plan() -> None:
     seen = {"nothing to repeat": 0, "repeats": 0, "none": 0}
     for seed, model, best, limit in _steps(400):
         a, plain = model.arrays, np.array(model.agenda, np.int64)
-        sequence = beam(a, ways_of(model, plain), limit, ANY, WIDE, 0.0, seed % 2 == 0, 0, seed, GO)
-        lean = beam(a, ways_of(model, plain), limit, ANY, WIDE, 0.3, True, 0, seed, GO)  # memory has a price: it need not be the fastest
+        sequence = search_beam(a, make_beam_tables(model, plain), limit, ANY, WIDE, 0.0, seed % 2 == 0, 0, seed, GO)
+        lean = search_beam(
+            a, make_beam_tables(model, plain), limit, ANY, WIDE, 0.3, True, 0, seed, GO
+        )  # memory has a price: it need not be the fastest
         assert len(lean) >= len(plain) if len(sequence) else not len(lean), seed
         if best is None:
             assert not len(sequence), f"seed {seed}: there is no plan"
@@ -64,13 +66,13 @@ def test_what_repeats_too_much_is_not_followed() -> None:
     tried = 0
     for seed, model, _, limit in _steps(200):
         a, plain = model.arrays, np.array(model.agenda, np.int64)
-        ways = ways_of(model, plain)
-        sequence = beam(a, ways, limit, ANY, WIDE, 0.0, False, 0, 0, GO)
+        ways = make_beam_tables(model, plain)
+        sequence = search_beam(a, ways, limit, ANY, WIDE, 0.0, False, 0, 0, GO)
         late = int(a.time[sequence].sum() - a.time[plain].sum())
         if len(sequence) and late > 0:
             tried += 1
-            assert not len(beam(a, ways, limit, late, WIDE, 0.0, False, 0, 0, GO)), seed
-            assert len(beam(a, ways, limit, late + 1, WIDE, 0.0, False, 0, 0, GO)), seed
-            stopped = beam(a, ways, limit, ANY, WIDE, 0.0, False, 0, 0, np.ones(1, np.int64))
+            assert not len(search_beam(a, ways, limit, late, WIDE, 0.0, False, 0, 0, GO)), seed
+            assert len(search_beam(a, ways, limit, late + 1, WIDE, 0.0, False, 0, 0, GO)), seed
+            stopped = search_beam(a, ways, limit, ANY, WIDE, 0.0, False, 0, 0, np.ones(1, np.int64))
             assert not len(stopped), seed
     assert tried >= 3

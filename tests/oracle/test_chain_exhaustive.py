@@ -13,7 +13,7 @@ from memfit.chain import Chain, StorageLevel, cost_of, disk_chain, plan_disk_rev
 from memfit.chain.moves import count_moves
 from memfit.chain.strategies.exhaustive import search_all as exhaustive_search
 from memfit.chain.strategies.hrevolve import make_tables, sort_levels
-from memfit.chain.strategies.unsorted_levels import make_slot_tables, relaxed_bound
+from memfit.chain.strategies.unsorted_levels import bound_by_relaxing, make_slot_tables
 from memfit.core import Status
 
 
@@ -88,7 +88,7 @@ def test_crossed_table_is_as_good_as_exhaustive_search() -> None:
             found = exhaustive_search(chain)
             assert found is not None
             assert cost_of(chain, count_moves(found[1], len(slots))) == found[0] == tables.best[slots][-1]
-            assert relaxed_bound(chain) <= found[0]
+            assert bound_by_relaxing(chain) <= found[0]
             assert cost_of(chain, count_moves(tables.moves(), len(slots))) == found[0]
             checked += 1
 

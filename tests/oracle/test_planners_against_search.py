@@ -12,8 +12,8 @@ from memfit.core.budget import Budget
 from memfit.core.outcome import Status
 from memfit.planning import plan
 from memfit.planning.cuts.program import CutProgram
-from memfit.planning.cuts.refine import Chain
-from memfit.planning.model.lower_bounds import required_storages
+from memfit.planning.cuts.refine import CutChain
+from memfit.planning.model.lower_bounds import find_required
 from memfit.planning.problem import Problem
 
 SMALL_FULL = Shape(max_ops=5, max_size_bytes=20, alternatives=True)
@@ -92,7 +92,7 @@ def test_chains_of_cuts_bound_every_plan() -> None:
             continue
         budget = int(whole.timeline.peak_bytes * rng.uniform(0.7, 1.0))
         model = Problem(graph=graph, costs=costs, budget=Budget(device_bytes=budget)).model
-        required = [s for s in sorted(required_storages(model)) if model.producers[s]]
+        required = [s for s in sorted(find_required(model)) if model.producers[s]]
         try:
             best = None if model.partial or not required else best_time_ns(graph, costs, budget, max_states=10_000)
         except RuntimeError:
@@ -100,7 +100,7 @@ def test_chains_of_cuts_bound_every_plan() -> None:
         if best is None:
             continue
         rng.shuffle(required)
-        chain = Chain(model, required[0])
+        chain = CutChain(model, required[0])
         for storage in required[1:4]:
             chain.insert(storage)
         for spans in (True, False):

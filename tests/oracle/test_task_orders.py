@@ -9,8 +9,6 @@ from tests.oracle.exhaustive_tasks import Plain, all_dags, all_trees, least_io_o
 
 from memfit.core import InfeasibleBudget, Status
 from memfit.tasks import (
-    as_out_tree,
-    as_tree,
     beam_order,
     best_postorder,
     exact_order,
@@ -22,6 +20,8 @@ from memfit.tasks import (
     minmem_order,
     out_tree_order,
     peak_lower_bound,
+    recognize_out_tree,
+    recognize_tree,
     schedule,
     series_parallel_order,
     spill_plan,
@@ -58,7 +58,7 @@ def test_all_trees_of_five_nodes_and_thousands_of_larger_ones() -> None:
     cases += [_random_tree(rng, rng.randint(1, 8)) for _ in range(1500)]
     for plain in cases:
         graph, best = _build(plain), least_peak(plain)
-        tree = as_tree(graph)
+        tree = recognize_tree(graph)
         assert tree is not None
         for order, peak in (liu_order(tree), minmem_order(tree)):
             assert peak == best == judge_order(graph, order).peak_bytes, plain
@@ -108,7 +108,7 @@ def test_out_trees_by_reversal_and_series_parallel_graphs() -> None:
         edges = tuple((rng.randrange(k), k, rng.randint(0, 9)) for k in range(1, size) if rng.random() < 0.93)
         plain = Plain((0,) * size, _sizes(rng, size, 5), edges)
         graph, best = _build(plain), least_peak(plain)
-        mirror = as_out_tree(graph)
+        mirror = recognize_out_tree(graph)
         assert mirror is not None
         order, peak = out_tree_order(mirror)
         assert peak == best == judge_order(graph, order).peak_bytes, plain

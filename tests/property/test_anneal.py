@@ -12,26 +12,10 @@ from memfit.core.budget import Budget
 from memfit.core.costs import uniform_costs
 from memfit.core.graph import Graph, Op, Storage, Tensor
 from memfit.planning.annealing.anneal import anneal, first_place, last_place
-from memfit.planning.annealing.group_moves import CROWD, gather, push, push_back
-from memfit.planning.annealing.move_cost import clear, do_move, weigh_move, weigh_strike
-from memfit.planning.annealing.move_table import (
-    BAD,
-    CHANGE,
-    COUNT,
-    LENGTH,
-    ORDER,
-    OVER,
-    STATE,
-    TIME,
-    USAGE,
-    Table,
-    has_room,
-    put_in,
-    sequence_of,
-    take_out,
-    timeline,
-)
-from memfit.planning.annealing.recompute_moves import MOST, WHERE_IT_FITS, remake, strike, unmake, unstrike
+from memfit.planning.annealing.group_moves import MAX_GROUP, gather, push, push_back
+from memfit.planning.annealing.move_cost import clear_notes, do_move, weigh_deletion, weigh_move
+from memfit.planning.annealing.move_table import ROW, STATE, Table, has_room, insert, make_table, remove, sequence_of
+from memfit.planning.annealing.recompute_moves import MOST, WHERE_IT_FITS, delete, remake, undelete, unmake
 from memfit.planning.annealing.runs import anneal_side_by_side
 from memfit.planning.model.fast_judge import INVALID, measure, peak_and_time, usage_of
 from memfit.planning.model.reduce import Ints, Model, build_model
@@ -67,11 +51,11 @@ def _agrees(model: Model, st: Table, limit: int, toll: int) -> bool:
     usage = np.empty(len(sequence), np.int64)
     peak, time = measure(model.arrays, sequence, usage)
     readable = peak != INVALID
-    if st[STATE, BAD] or not readable:
-        return bool(st[STATE, BAD]) == (not readable) or not model.arrays.replayable.all() or bool(model.arrays.seeded.any())
+    if st[ROW.state, STATE.bad] or not readable:
+        return bool(st[ROW.state, STATE.bad]) == (not readable) or not model.arrays.replayable.all() or bool(model.arrays.seeded.any())
     over = usage > limit
-    same = np.array_equal(usage, st[USAGE, : len(sequence)]) and time == st[STATE, TIME]
-    counted = st[STATE, OVER] - (st[USAGE, len(sequence)] > limit) * (st[USAGE, len(sequence)] - limit + toll)
+    same = np.array_equal(usage, st[ROW.usage, : len(sequence)]) and time == st[ROW.state, STATE.time]
+    counted = st[ROW.state, STATE.over] - (st[ROW.usage, len(sequence)] > limit) * (st[ROW.usage, len(sequence)] - limit + toll)
     return bool(same and counted == (usage - limit)[over].sum() + toll * over.sum())
 
 
@@ -79,14 +63,14 @@ def _agrees(model: Model, st: Table, limit: int, toll: int) -> bool:
 def test_changes_are_measured_as_the_judge_measures(toll: int) -> None:
     for seed, model, agenda, limit in _models(60):
         a, random = model.arrays, np.random.default_rng(seed)
-        st, ev = timeline(a, agenda, limit, 3 * len(agenda) + 8, 6, toll)
+        st, ev = make_table(a, agenda, limit, 3 * len(agenda) + 8, 6, toll)
         assert _agrees(model, st, limit, toll), seed
         for _ in range(60):
-            n, p, f = int(st[STATE, LENGTH]), int(random.integers(st[STATE, LENGTH])), int(random.choice(agenda))
+            n, p, f = int(st[ROW.state, STATE.length]), int(random.integers(st[ROW.state, STATE.length])), int(random.choice(agenda))
             if random.random() < 0.5 and has_room(a, st, f):
-                put_in(a, st, ev, p, f)
+                insert(a, st, ev, p, f)
             elif n > 2:
-                take_out(a, st, ev, p)
+                remove(a, st, ev, p)
             assert _agrees(model, st, limit, toll), seed
 
 
@@ -94,44 +78,44 @@ def test_moves_are_weighed_as_they_turn_out() -> None:
     moved = 0
     for seed, model, agenda, limit in _models(90):
         a, random = model.arrays, np.random.default_rng(seed)
-        st, ev = timeline(a, agenda, limit, 3 * len(agenda) + 8, 6, 7)
+        st, ev = make_table(a, agenda, limit, 3 * len(agenda) + 8, 6, 7)
         for _ in range(120):
-            p, f = int(random.integers(st[STATE, LENGTH])), int(random.choice(agenda))
+            p, f = int(random.integers(st[ROW.state, STATE.length])), int(random.choice(agenda))
             if random.random() < 0.3 and has_room(a, st, f):  # so that some things are made several times
-                put_in(a, st, ev, p, f)
-                if st[STATE, BAD]:
-                    take_out(a, st, ev, p)
-            x = st[ORDER, p]
+                insert(a, st, ev, p, f)
+                if st[ROW.state, STATE.bad]:
+                    remove(a, st, ev, p)
+            x = st[ROW.order, p]
             q = int(random.integers(first_place(a, st, ev, x), last_place(a, st, ev, x) + 1))
             if q == p:
                 continue
-            before, usage, over = sequence_of(st), st[USAGE].copy(), weigh_move(a, st, ev, p, q)
+            before, usage, over = sequence_of(st), st[ROW.usage].copy(), weigh_move(a, st, ev, p, q)
             if random.random() < 0.3:
-                clear(st)
-                assert np.array_equal(usage, st[USAGE]), seed
+                clear_notes(st)
+                assert np.array_equal(usage, st[ROW.usage]), seed
             else:
                 do_move(a, st, ev, p, q, over)
                 moved += 1
                 assert list(sequence_of(st)) == list(np.insert(np.delete(before, p), q, before[p])), seed
             assert _agrees(model, st, limit, 7), seed
-            assert not st[CHANGE].any(), seed
+            assert not st[ROW.change].any(), seed
     assert moved > 1000
 
 
 def test_what_stands_in_the_way_goes_along_and_comes_back() -> None:
     pushed = 0
     for seed, model, agenda, limit in _models(90):
-        a, random, log, group = model.arrays, np.random.default_rng(seed), np.empty(2 * CROWD, np.int64), np.empty(CROWD, np.int64)
-        st, ev = timeline(a, agenda, limit, 3 * len(agenda) + 8, 6, 7)
+        a, random, log, group = model.arrays, np.random.default_rng(seed), np.empty(2 * MAX_GROUP, np.int64), np.empty(MAX_GROUP, np.int64)
+        st, ev = make_table(a, agenda, limit, 3 * len(agenda) + 8, 6, 7)
         for _ in range(60):
-            n, f = int(st[STATE, LENGTH]), int(random.choice(agenda))
+            n, f = int(st[ROW.state, STATE.length]), int(random.choice(agenda))
             p, q = (int(place) for place in random.integers(n, size=2))
             if random.random() < 0.2 and has_room(a, st, f):
-                put_in(a, st, ev, p, f)
-                if st[STATE, BAD]:
-                    take_out(a, st, ev, p)
+                insert(a, st, ev, p, f)
+                if st[ROW.state, STATE.bad]:
+                    remove(a, st, ev, p)
                 continue
-            before, usage, x = sequence_of(st), st[USAGE, : n + 1].copy(), st[ORDER, p]
+            before, usage, x = sequence_of(st), st[ROW.usage, : n + 1].copy(), st[ROW.order, p]
             count = 0 if p == q else gather(a, st, ev, x, q, group)
             if not count:
                 continue
@@ -139,12 +123,12 @@ def test_what_stands_in_the_way_goes_along_and_comes_back() -> None:
             log[2 * count - 2], log[2 * count - 1] = last, to
             do_move(a, st, ev, last, to, weigh_move(a, st, ev, last, to))
             assert _agrees(model, st, limit, 7), seed
-            assert st[STATE, BAD] == 0, seed
+            assert st[ROW.state, STATE.bad] == 0, seed
             pushed += count > 1
             if random.random() < 0.5:
                 push_back(a, st, ev, count, log)
                 assert np.array_equal(sequence_of(st), before), seed
-                assert np.array_equal(st[USAGE, : n + 1], usage), seed
+                assert np.array_equal(st[ROW.usage, : n + 1], usage), seed
             else:
                 rest = [int(form) for form in before[np.delete(np.arange(n), p)]]
                 assert sorted(sequence_of(st)) == sorted([*rest, int(before[p])]), seed
@@ -155,21 +139,21 @@ def test_a_strike_is_weighed_as_it_turns_out_or_not_at_all() -> None:
     exact = 0
     for seed, model, agenda, limit in _models(90):
         a, random, log = model.arrays, np.random.default_rng(seed), np.empty(2 * MOST, np.int64)
-        st, ev = timeline(a, agenda, limit, 4 * len(agenda) + 64, 12, 3)
+        st, ev = make_table(a, agenda, limit, 4 * len(agenda) + 64, 12, 3)
         for _ in range(60):
-            p, f = int(random.integers(st[STATE, LENGTH])), int(random.choice(agenda))
+            p, f = int(random.integers(st[ROW.state, STATE.length])), int(random.choice(agenda))
             if random.random() < 0.4 and has_room(a, st, f):
-                put_in(a, st, ev, p, f)
-                if st[STATE, BAD]:
-                    take_out(a, st, ev, p)
+                insert(a, st, ev, p, f)
+                if st[ROW.state, STATE.bad]:
+                    remove(a, st, ev, p)
                 continue
-            over, said = int(st[STATE, OVER]), weigh_strike(a, st, ev, p)
-            count = strike(a, st, ev, p, log)
+            over, said = int(st[ROW.state, STATE.over]), weigh_deletion(a, st, ev, p)
+            count = delete(a, st, ev, p, log)
             if said > -(2**61):
                 exact += 1
-                assert (count, st[STATE, OVER] - over) == (1, said), seed
-            unstrike(a, st, ev, count, log)
-            assert not st[CHANGE].any(), seed
+                assert (count, st[ROW.state, STATE.over] - over) == (1, said), seed
+            undelete(a, st, ev, count, log)
+            assert not st[ROW.change].any(), seed
     assert exact > 100
 
 
@@ -177,23 +161,23 @@ def test_what_is_undone_leaves_no_trace() -> None:
     remade = struck = 0
     for seed, model, agenda, limit in _models(60):
         a, random, log = model.arrays, np.random.default_rng(seed), np.empty(2 * MOST, np.int64)
-        st, ev = timeline(a, agenda, limit, 4 * len(agenda) + 64, 12, 3)
+        st, ev = make_table(a, agenda, limit, 4 * len(agenda) + 64, 12, 3)
         for _ in range(20):
-            before, rows = sequence_of(st), st[[USAGE, COUNT]].copy()
-            n = int(st[STATE, LENGTH])
+            before, rows = sequence_of(st), st[[ROW.usage, ROW.num_events]].copy()
+            n = int(st[ROW.state, STATE.length])
             p, s = int(random.integers(n)), int(random.integers(len(a.size)))
             count = remake(a, st, ev, s, p, WHERE_IT_FITS if random.random() < 0.5 else float(random.random()), 1e18, log)
             remade += count
             assert _agrees(model, st, limit, 3), seed
             unmake(a, st, ev, p, count)
-            count = strike(a, st, ev, p, log)
+            count = delete(a, st, ev, p, log)
             struck += count
             assert _agrees(model, st, limit, 3), seed
-            unstrike(a, st, ev, count, log)
+            undelete(a, st, ev, count, log)
             assert np.array_equal(sequence_of(st), before), seed
-            assert np.array_equal(st[USAGE, : n + 1], rows[0, : n + 1]), seed
-            assert np.array_equal(st[COUNT], rows[1]), seed
-            if st[STATE, BAD] == 0 and remake(a, st, ev, s, p, 1.0, 1e18, log):
+            assert np.array_equal(st[ROW.usage, : n + 1], rows[0, : n + 1]), seed
+            assert np.array_equal(st[ROW.num_events], rows[1]), seed
+            if st[ROW.state, STATE.bad] == 0 and remake(a, st, ev, s, p, 1.0, 1e18, log):
                 assert _agrees(model, st, limit, 3), seed
     assert min(remade, struck) > 100
 

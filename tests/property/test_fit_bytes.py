@@ -1,5 +1,6 @@
-"""Random small modules (views, in-place ops, several outputs, ties, buffers that change): measured <= budget, at most what was predicted and no
-more than 2 % below it, and gradients the plain model's in bits. Measured by `StorageMeter`, which shares no code with memfit. A thousand of them with `-m slow`."""
+"""Random small modules (views, in-place ops, several outputs, ties, buffers that change): measured <= budget, at most what was predicted
+and no more than 2 % below it, and gradients the plain model's in bits. Measured by `StorageMeter`, which shares no code with memfit.
+A thousand of them with `-m slow`."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from tests.strategies import FULL, random_case
 from memfit.planning.cuts.just_in_time import default_makers
 from memfit.planning.model.fast_judge import INVALID, drop_dead, measure
 from memfit.planning.model.reduce import Arrays, Ints, build_model
-from memfit.planning.search.event_table import PTR, STORAGE, listed
-from memfit.planning.search.insertion_kernel import closure_before, effect, scratch_for, undone
+from memfit.planning.search.event_table import EVENT, make_events
+from memfit.planning.search.insertion_kernel import list_closure, make_scratch, measure_insertion, undo
 
 
 def _over(a: Arrays, seq: Ints, limit: int) -> tuple[int, int, Ints]:
@@ -37,7 +37,7 @@ def _check(rng: Random) -> int:
     over, time, usage = _over(a, seq, limit)
     if over < 0 or any(model.takes[f] for f in seq) or not len(seq):
         return 0
-    ev, work, before = listed(a, seq), scratch_for(a, len(seq)), usage.copy()
+    ev, work, before = make_events(a, seq), make_scratch(a, len(seq)), usage.copy()
     stack, out, judged = np.empty(model.num_forms + 2, np.int64), np.empty(4 * model.num_forms + 8, np.int64), 0
     for stamp in range(8):
         u = rng.randrange(len(seq))
@@ -45,18 +45,18 @@ def _check(rng: Random) -> int:
         if not wanted:
             continue
         latest, known = np.full(model.num_storages, -1, np.int64), np.full(model.num_storages, -1, np.int64)
-        for e in range(ev[PTR, u]):
-            latest[ev[STORAGE, e]] = e
+        for e in range(ev[EVENT.ptr, u]):
+            latest[ev[EVENT.storage, e]] = e
         mode = rng.randrange(3)
-        count, _ = closure_before(
+        count, _ = list_closure(
             a, ev, usage, limit, rng.choice(wanted), u, makers, mode, latest, known, stamp, int(a.time.sum()) * 9, stack, out, 0
         )
         ran = set(map(int, seq[:u]))
         if count < 0 or any(model.takes[f] or int(f) not in ran for f in out[:count]):
             continue  # what a repair inserts has run before: a first draw or a first result would move forward
         crossing = int(usage[u] - a.workspace[seq[u]] - sum(a.size[s] for s in model.outs[seq[u]]))
-        change = effect(a, ev, usage, crossing, limit, u, out, 0, count, latest, work, stamp)
-        undone(usage, work)
+        change = measure_insertion(a, ev, usage, crossing, limit, u, out, 0, count, latest, work, stamp)
+        undo(usage, work)
         assert usage.tolist() == before.tolist()
         after, takes, _ = _over(a, drop_dead(a, np.concatenate((seq[:u], out[:count], seq[u:]))), limit)
         if after >= 0:

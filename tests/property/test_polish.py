@@ -13,7 +13,7 @@ from tests.strategies import FULL, random_case
 from memfit.planning.model.fast_judge import INVALID, peak_and_time
 from memfit.planning.model.inplace_forms import NONE
 from memfit.planning.model.reduce import build_model
-from memfit.planning.search.drop_repeats import kept_after, kept_after_judging
+from memfit.planning.search.drop_repeats import judge_deletions, try_deletions
 
 
 def _check(rng: Random) -> int:
@@ -33,7 +33,7 @@ def _check(rng: Random) -> int:
     _, first = np.unique(a.op[seq], return_index=True)
     fixed = {int(p) for p in first if a.seeded[seq[p]] or not a.replayable[seq[p]]}  # these the quick way never touches
     positions = np.array([p for p in rng.sample(range(len(seq)), len(seq)) if p not in fixed], np.int64)
-    quick, slow = kept_after(a, seq, limit, positions, NONE), kept_after_judging(a, seq, limit, positions, NONE)
+    quick, slow = try_deletions(a, seq, limit, positions, NONE), judge_deletions(a, seq, limit, positions, NONE)
     assert quick.tolist() == slow.tolist()
     assert INVALID < peak_and_time(a, seq[quick])[0] <= limit
     return int((~quick).sum())

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memfit.tasks import (
-    as_tree,
     best_postorder,
     judge_order,
     judge_parallel,
     liu_order,
     minmem_order,
     peak_lower_bound,
+    recognize_tree,
     schedule,
     spill_plan,
     task_graph,
@@ -36,7 +36,7 @@ def graphs(draw: st.DrawFn, *, trees: bool = False) -> TaskGraph:
 
 @given(graphs(trees=True))
 def test_liu_equals_minmem_and_is_never_above_a_post_order(graph: TaskGraph) -> None:
-    tree = as_tree(graph)
+    tree = recognize_tree(graph)
     assert tree is not None
     (order, peak), (other, same) = liu_order(tree), minmem_order(tree)
     assert peak == same == judge_order(graph, order).peak_bytes == judge_order(graph, other).peak_bytes

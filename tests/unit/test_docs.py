@@ -18,8 +18,14 @@ from memfit.profile import devices
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+PASSES = runpy.run_path(str(ROOT / "scripts" / "pass_table.py"))
 REFERENCE = runpy.run_path(str(ROOT / "scripts" / "cli_reference.py"))
 NUM_REQUIREMENTS = 27
+
+
+def test_the_table_of_passes_is_the_pipeline() -> None:
+    page = PASSES["PAGE"].read_text()
+    assert PASSES["insert"](page) == page, f"run: {PASSES['REGENERATE']}"
 
 
 def test_the_cli_reference_is_fresh() -> None:
@@ -135,7 +141,6 @@ def test_the_page_of_devices_is_the_table() -> None:
         for name, gib, speed, a, fp32, b, half, c, link in rows
     }
     known = {
-        d.name: (d.memory_bytes, d.memory_bytes_per_s, d.fp32_flops, d.half_flops, d.link_bytes_per_s)
-        for d in map(devices.device, devices.known())
+        d.name: (d.memory_bytes, d.memory_bytes_per_s, d.fp32_flops, d.half_flops, d.link_bytes_per_s) for d in devices.DEVICES.values()
     }
     assert stated == {name: pytest.approx(figures) for name, figures in known.items()}

@@ -25,12 +25,12 @@ import torch
 from benchmarks.lib.results import provenance, read_results, write_results
 from benchmarks.lib.tables import WORTH_SHOWING_MIB
 from benchmarks.models.peers import PEERS, Peer
-from memfit.capture.capture import capture
 from memfit.capture.captured import OpCall, Role
 from memfit.capture.inputs import Call
-from memfit.kernels.cudnn import Algorithm, Convolution, CudnnError, Library, Pass, library, strides_of
+from memfit.kernels.cudnn import Algorithm, Convolution, CudnnError, Direction, Library, library, strides_of
 from memfit.passes.rewriter import Rewriter
 from memfit.passes.variants.convolution_algorithms import CONVOLUTIONS, choices, described
+from memfit.pipeline.capture import capture
 from memfit.profile.allocations import peaks_of
 
 aten = torch.ops.aten
@@ -132,11 +132,13 @@ def calls_of(peer: Peer, scale: float, device: str) -> tuple[Rewriter, list[tupl
     return rewriter, sorted(((layer, call) for (_, layer), call in found.items()), key=lambda pair: -pair[0].size_bytes)
 
 
-def passes_of(call: OpCall, transposed: bool) -> list[Pass]:
+def passes_of(call: OpCall, transposed: bool) -> list[Direction]:
     if call.target is aten.convolution.default:
-        return [Pass.DATA if transposed else Pass.FORWARD]
+        return [Direction.DATA if transposed else Direction.FORWARD]
     wanted = call.args[10]
-    return [p for p, is_wanted in ((Pass.FORWARD if transposed else Pass.DATA, wanted[0]), (Pass.FILTER, wanted[1])) if is_wanted]
+    return [
+        p for p, is_wanted in ((Direction.FORWARD if transposed else Direction.DATA, wanted[0]), (Direction.FILTER, wanted[1])) if is_wanted
+    ]
 
 
 def text_of(layer: Convolution, transposed: bool) -> str:
@@ -146,7 +148,7 @@ def text_of(layer: Convolution, transposed: bool) -> str:
 
 
 def measured_rows(
-    cudnn: Library, layer: Convolution, which: Pass, transposed: bool, call: OpCall, offered: set[Any], device: str
+    cudnn: Library, layer: Convolution, which: Direction, transposed: bool, call: OpCall, offered: set[Any], device: str
 ) -> Iterator[dict[str, Any]]:
     first, second, result, plain = setting_of(layer, which, transposed, call, device)
     expected = plain()
@@ -171,7 +173,13 @@ def measured_rows(
 
 
 def one_algorithm(
-    cudnn: Library, layer: Convolution, which: Pass, algorithm: Algorithm, tensors: tuple[torch.Tensor, ...], expected: Any, own_ms: float
+    cudnn: Library,
+    layer: Convolution,
+    which: Direction,
+    algorithm: Algorithm,
+    tensors: tuple[torch.Tensor, ...],
+    expected: Any,
+    own_ms: float,
 ) -> dict[str, Any]:
     first, second, result = tensors
     device = result.device.type
@@ -192,7 +200,7 @@ def _costs(time_ms: float | None, workspace_bytes: int) -> dict[str, Any]:
 
 
 def setting_of(
-    layer: Convolution, which: Pass, transposed: bool, call: OpCall, device: str
+    layer: Convolution, which: Direction, transposed: bool, call: OpCall, device: str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Callable[[], torch.Tensor]]:
     """(first, second, result) for cuDNN, and the same by PyTorch."""
 
@@ -204,11 +212,11 @@ def setting_of(
     near, far = (small, big) if transposed else (big, small)  # the layer's own input and output
     settings = call.args[4:10] if call.target is aten.convolution_backward.default else call.args[3:9]
     if call.target is aten.convolution.default:
-        order = (weight, small, big) if which is Pass.DATA else (big, weight, small)
+        order = (weight, small, big) if which is Direction.DATA else (big, weight, small)
         return *order, lambda: aten.convolution.default(near, weight, None, *settings)
-    index = 1 if which is Pass.FILTER else 0
+    index = 1 if which is Direction.FILTER else 0
     mask = [index == 0, index == 1, False]
-    order = {Pass.FILTER: (big, small, weight), Pass.DATA: (weight, small, big), Pass.FORWARD: (big, weight, small)}[which]
+    order = {Direction.FILTER: (big, small, weight), Direction.DATA: (weight, small, big), Direction.FORWARD: (big, weight, small)}[which]
     out = made(tuple(order[2].shape))
     return order[0], order[1], out, lambda: aten.convolution_backward.default(far, near, weight, [0], *settings, mask)[index]
 

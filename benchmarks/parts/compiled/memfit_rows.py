@@ -8,6 +8,7 @@ import itertools
 import pickle
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,10 +41,9 @@ def planned(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str
     from memfit.core.budget import Budget
     from memfit.core.errors import MemfitError
     from memfit.core.schedule import Offload
+    from memfit.pipeline.beside import count_slack
     from memfit.pipeline.choice import FormSearch, PlanSettings
-    from memfit.pipeline.prepare import allocator_slack
     from memfit.pipeline.task import Task
-    from memfit.planning import plan as find_plan
     from memfit.report.progress import Progress
     from memfit.runtime.autograd_step import Ready, Session, run
     from memfit.runtime.codegen import generate
@@ -61,10 +61,10 @@ def planned(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str
     offers = list(forms.measured)
     if args.keep:
         args.keep.mkdir(parents=True, exist_ok=True)
-        (args.keep / f"{peer.name}.pickle").write_bytes(pickle.dumps([(c.graph, costs) for c, costs in offers]))
+        (args.keep / f"{peer.name}.pickle").write_bytes(pickle.dumps([(form.captured.graph, form.costs) for form in offers]))
     sources = (*model.parameters(), *model.buffers(), *call.tensors)
     full = compiled_peak(args.output, peer.name)
-    whole = find_plan(offers[0][0].graph, offers[0][1], None, planner="keep_all").require_plan()
+    whole = offers[0].keep_all
     shares = [float(f) for f in args.fractions.split(",") if f]
     queue = [("a third of eager", peak // 3, 0, 1) for peak in peaks_before(args.output, peer.name, "eager")[-1:]]
     queue += [(f"{share:.0%}", int(full * share), 0, 1) for share in shares]
@@ -77,12 +77,13 @@ def planned(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str
         begin = time.perf_counter()
         replays = name.endswith("replayed")
         aside_bytes = sum(t.nbytes for t in call.tensors) if replays else 0  # as memfit.fit: a replay reads copies of its inputs
-        limit = Budget(device_bytes=budget - allocator_slack(offers[0][0], budget) - tighter_by - aside_bytes)
+        limit = Budget(device_bytes=budget - count_slack(offers[0].captured, budget) - tighter_by - aside_bytes)
         settings = PlanSettings(time_limit_s=args.plan_seconds, compare_all=True, offload=name.endswith("offload"))
         try:
             with torch.autocast(device, torch.bfloat16, enabled=peer.autocast), helper_processes(), Progress("plan") as progress:
-                search = FormSearch(task=forms, forms=forms, budget=limit, settings=settings, progress=progress)  # type: ignore[arg-type]
-                captured, costs, plan = search.best(offers, whole)
+                search = FormSearch(cost=partial(forms.cost, progress=progress), budget=limit, settings=settings, progress=progress)
+                choice = search.choose(offers, forms.slower(), whole)
+                captured, costs, plan = choice.form.captured, choice.form.costs, choice.plan
         except MemfitError as error:
             yield row | {"plan_s": time.perf_counter() - begin, "status": type(error).__name__, "reason": str(error)}
             queue = [entry for entry in queue if not entry[0].startswith(f"{name}, ")]
@@ -122,42 +123,40 @@ def planned(peer: Peer, model: nn.Module, inputs: Any, targets: Any, device: str
 
 
 class _Forms:
-    """The usual forms of a step, and what `FormSearch` asks a task and its offers for: each is made, compiled and measured once for all budgets."""
+    """The forms of a step, each made, compiled and measured once for all budgets."""
 
     def __init__(self, task: Any) -> None:
         self._task = task
-        self.measured: list[tuple[Any, Any]] = []  # captured, costs: the usual ones first
-        self._known: dict[int, tuple[Any, Any]] = {}
+        self.measured: list[Any] = []  # the usual ones first
+        self._known: dict[int, Any] = {}
 
-    def begin(self, offers: Any) -> None:
-        """A start from the beginning: `offers` are made again."""
+    def begin(self, forms: Any) -> None:
+        """A start from the beginning: forms are made again."""
         self.measured.clear()
-        self._offers, self._convolved = offers, offers.by_convolutions()
-        self._sliced: list[Iterator[Any]] | None = None  # asking for them traces the step, which is timed
+        self._forms = forms
+        self._slower: list[tuple[Any, Iterator[Any]]] | None = None  # asking for them traces the step, which is timed
 
-    def in_slices(self) -> Iterator[Any]:
-        self._sliced = list(self._offers.in_slices()) if self._sliced is None else self._sliced
-        for k, way in enumerate(self._sliced):
-            self._sliced[k], again = itertools.tee(way)
-            yield again
+    def slower(self) -> Iterator[Any]:
+        self._slower = list(self._forms.slower()) if self._slower is None else self._slower
+        for k, (use, way) in enumerate(self._slower):
+            kept, again = itertools.tee(way)
+            self._slower[k] = (use, kept)
+            yield use, again
 
-    def by_convolutions(self) -> Iterator[Any]:
-        self._convolved, again = itertools.tee(self._convolved)
-        return again
-
-    def costed(self, form: Any, progress: Any) -> Any:
+    def cost(self, form: Any, progress: Any) -> Any:
         from memfit.compilers.inductor import compile_pieces
         from memfit.passes.regions.regions import regions_of
+        from memfit.pipeline.costs import cost
 
         if id(form) not in self._known:
-            compile_pieces(regions_of(form), progress.update)
+            compile_pieces(regions_of(form.captured), progress.update)
             with gpu():
-                self._known[id(form)] = self._task.costed(form, progress)
+                self._known[id(form)] = cost(form, self._task, progress)
             self.measured.append(self._known[id(form)])
         return self._known[id(form)]
 
     def number_of(self, captured: Any) -> int:
-        return [c for c, _ in self.measured].index(captured)
+        return [form.captured for form in self.measured].index(captured)
 
 
 def _starts(peer: Peer, task: Any, call: Any, device: str, forms: _Forms, args: argparse.Namespace) -> Rows:
@@ -165,17 +164,20 @@ def _starts(peer: Peer, task: Any, call: Any, device: str, forms: _Forms, args: 
     from memfit.compilers.inductor import compile_pieces
     from memfit.passes.regions import piece as region
     from memfit.passes.regions.regions import regions_of
+    from memfit.pipeline.costs import cost
+    from memfit.pipeline.forms import Forms
     from memfit.report.progress import Progress
 
     for what in ("memfit ready", "memfit ready again")[: 1 if args.once else 2]:
-        offers = task.offers(call)
-        forms.begin(offers)
+        every = Forms(task, call)
+        forms.begin(every)
         region._COMPILED.clear()
         begin, waited = time.perf_counter(), 0.0
         stages: dict[str, list[float]] = {"capture_s": [], "compile_s": [], "measure_s": [], "ops": [], "regions": [], "choices": []}
         with torch.autocast(device, torch.bfloat16, enabled=peer.autocast), Progress("memfit") as progress:
             mark = time.perf_counter()
-            for captured in offers:
+            for form in every.usual():
+                captured = form.captured
                 stages["capture_s"].append(time.perf_counter() - mark)
                 stages["ops"].append(len(captured.graph.ops))
                 stages["regions"].append(len(regions_of(captured)))
@@ -188,7 +190,7 @@ def _starts(peer: Peer, task: Any, call: Any, device: str, forms: _Forms, args: 
                 with gpu():
                     waited += time.perf_counter() - mark
                     mark = time.perf_counter()
-                    forms.measured.append(task.costed(captured, progress))
+                    forms.measured.append(cost(form, task, progress))
                 stages["measure_s"].append(time.perf_counter() - mark)
                 mark = time.perf_counter()
         yield {"what": what, "cold_s": time.perf_counter() - begin - waited, **stages}

@@ -22,7 +22,9 @@ from memfit.capture.inputs import Call
 from memfit.core.budget import Budget
 from memfit.core.errors import MemfitError
 from memfit.core.plan import Plan
-from memfit.pipeline.choice import PlanSettings, best_plan
+from memfit.pipeline.choice import PlanSettings, choose_plan
+from memfit.pipeline.costs import cost
+from memfit.pipeline.forms import Forms
 from memfit.pipeline.task import Task
 from memfit.report.progress import Progress
 from memfit.runtime.autograd_step import Ready, Session, run
@@ -103,10 +105,10 @@ def planned(
     begin = time.perf_counter()
     try:
         with torch.autocast(device, torch.bfloat16, enabled=peer.autocast):
-            captures = list(task.offers(call))
+            forms = list(Forms(task, call).usual())
         captured_s = time.perf_counter() - begin
         with Progress("costs") as progress:
-            offers = [task.costed(c, progress) for c in captures]
+            offers = [cost(form, task, progress) for form in forms]
         costs_s = time.perf_counter() - begin - captured_s
     except Exception as error:
         yield {"what": "memfit", "error": f"{type(error).__name__}: {error}"[:500], "trace": traceback.format_exc()[-1500:]}
@@ -127,12 +129,13 @@ def planned(
             "tighter_by": tighter_by,
             "capture_s": captured_s,
             "costs_s": costs_s,
-            "ops": len(captures[0].graph.ops),
+            "ops": len(forms[0].captured.graph.ops),
         }
         settings = PlanSettings(time_limit_s=args.plan_seconds, compare_all="rounding" in allow)
         try:
             with Progress("plan") as progress:
-                captured, costs, plan = best_plan(offers, Budget(device_bytes=budget - tighter_by), settings, progress)
+                choice = choose_plan(offers, Budget(device_bytes=budget - tighter_by), settings, progress)
+                captured, costs, plan = choice.form.captured, choice.form.costs, choice.plan
         except MemfitError as error:
             yield record | {"plan_s": time.perf_counter() - begin, "status": type(error).__name__, "reason": str(error)}
             continue

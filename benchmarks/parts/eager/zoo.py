@@ -32,7 +32,9 @@ from memfit.core.errors import MemfitError, NoPlanFound
 from memfit.core.graph import Kind
 from memfit.core.outcome import Status
 from memfit.core.plan import Plan
-from memfit.pipeline.prepare import Task
+from memfit.pipeline.costs import cost
+from memfit.pipeline.forms import Forms
+from memfit.pipeline.task import Task
 from memfit.planning import plan as find_plan
 from memfit.profile.allocations import meter, peaks_of
 from memfit.report.progress import Progress
@@ -92,10 +94,10 @@ class Subject:
         )
         self.call = Call.flatten((*self.inputs.args, *self.targets), self.inputs.kwargs)
         begin = time.perf_counter()
-        self.captured = self.task.capture(self.call)
+        form = next(Forms(self.task, self.call).usual())
         self.capture_s = round(time.perf_counter() - begin, 2)
-        self.captured, self.costs = self.task.costed(self.captured, Progress("matrix"))
-        self.free = find_plan(self.captured.graph, self.costs, None, planner="keep_all").require_plan()
+        costed = cost(form, self.task, Progress("matrix"))
+        self.captured, self.costs, self.free = costed.captured, costed.costs, costed.keep_all
 
     def sizes(self) -> dict[str, Any]:
         graph = self.captured.graph

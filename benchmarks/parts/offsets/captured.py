@@ -35,8 +35,8 @@ def _captured(name: str) -> Graph:
     import torch
 
     from benchmarks.models.peers import PEERS
-    from memfit.capture.capture import capture
     from memfit.capture.inputs import Call
+    from memfit.pipeline.capture import capture
 
     peer = PEERS[name]
     model, inputs = peer.build().train(), peer.inputs("cpu", 1.0)

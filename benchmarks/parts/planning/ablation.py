@@ -18,6 +18,7 @@ from memfit.capture.node_link import load_node_link
 from memfit.core.costs import Costs
 from memfit.core.graph import Graph
 from memfit.core.outcome import Outcome
+from memfit.pipeline.forms import Forms
 from memfit.pipeline.task import Task
 from memfit.planning import plan
 from memfit.planning.search.auto import Portfolio
@@ -71,7 +72,7 @@ def captured(name: str) -> tuple[Graph, Costs, dict[str, list[tuple[Captured, Co
     targets = peer.targets("cpu", 1.0) or inputs
     task = Task(model=model, loss_fn=peer.loss, num_targets=len(targets))
     with torch.autocast("cpu", torch.bfloat16, enabled=peer.autocast):
-        offers = [(c, roofline(c, "h200")) for c in task.offers(Call.flatten((*inputs, *targets), {}))]
+        offers = [(f.captured, roofline(f.captured, "h200")) for f in Forms(task, Call.flatten((*inputs, *targets), {})).usual()]
     (plain, costs), same, rest = offers[0], offers[1:2], offers[2:]
     return plain.graph, costs, {"with variants, same bits": same, "with all variants": rest}
 

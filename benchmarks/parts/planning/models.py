@@ -15,10 +15,10 @@ import torch
 
 from benchmarks.lib.results import path_of, provenance, read_results, write_results
 from benchmarks.models.peers import PEERS, Peer, _is_block
-from memfit.capture.capture import capture
 from memfit.capture.inputs import Call
 from memfit.core.costs import Costs
 from memfit.core.graph import Graph
+from memfit.pipeline.capture import capture
 from memfit.planning import Progress, plan
 from memfit.planning.cuts.just_in_time import keep_at, turning_point
 from memfit.planning.model.fast_judge import peak_and_time, usage_of

@@ -137,11 +137,11 @@ def recorded(path: Path, rows: Path, seconds: float) -> Iterator[dict[str, Any]]
 
 def estimated(name: str, seconds: float) -> Iterator[dict[str, Any]]:
     """Through capture and the pass itself."""
-    from memfit.capture.capture import capture
     from memfit.capture.inputs import Call
     from memfit.compilers.inductor.compiler import Inductor
-    from memfit.passes.regions.regions import with_regions
-    from memfit.passes.slicing.slice_blocks import with_sliced_blocks
+    from memfit.passes.regions.regions import gather_regions
+    from memfit.passes.slicing.slice_blocks import slice_blocks
+    from memfit.pipeline.capture import capture
     from memfit.profile.roofline import roofline
 
     peer = PEERS[name]
@@ -155,10 +155,10 @@ def estimated(name: str, seconds: float) -> Iterator[dict[str, Any]]:
             gpu_attention=True,
             compiler=Inductor(),
         )
-    whole = with_regions(fine, Inductor())
+    whole = gather_regions(fine, Inductor())
     forms = []
-    for sliced in with_sliced_blocks(fine, Inductor()):
-        coarse = with_regions(sliced, Inductor())
+    for sliced in slice_blocks(fine, Inductor()):
+        coarse = gather_regions(sliced, Inductor())
         (op,) = (op for op in coarse.graph.ops if op.name.startswith("memfit.sliced_forward"))
         shapes = [tuple(s.shape) for t in op.outputs if (s := coarse.samples[t]) is not None]
         forms.append(Form(ends=str(shapes), graph=coarse.graph, costs=roofline(coarse, "h200")))

@@ -14,11 +14,13 @@ import torch
 from benchmarks.lib.results import provenance, write_results
 from benchmarks.models.peers import PEERS, Peer
 from benchmarks.parts.planning.models import SHARES
-from memfit.capture.capture import capture
 from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call
-from memfit.passes.step.chunked_loss import with_chunked_loss
-from memfit.passes.variants.registry import add_variants, with_sliced_convolutions
+from memfit.passes.interface import Context, Numbers
+from memfit.passes.run import offer_choices
+from memfit.passes.step.chunked_loss import chunk_loss
+from memfit.passes.variants.convolution_slices import slice_convolutions
+from memfit.pipeline.capture import capture
 from memfit.planning import plan
 from memfit.planning.model.fast_judge import peak_and_time
 from memfit.planning.model.reduce import build_model
@@ -45,11 +47,12 @@ def forms_of(peer: Peer) -> Iterator[tuple[str, Captured]]:
     seen = {plain.graph.digest}
     rewritten = (
         ("same bits", plain, False),
-        ("chunked loss", with_chunked_loss(plain), True),
-        ("sliced convolutions", with_sliced_convolutions(plain), True),
+        ("chunked loss", chunk_loss(plain), True),
+        ("sliced convolutions", slice_convolutions(plain), True),
     )
     for name, captured, rounding in rewritten:
-        offer = None if captured is None else add_variants(captured, rounding=rounding)
+        numbers = frozenset(Numbers) if rounding else frozenset({Numbers.SAME_BITS})
+        offer = None if captured is None else offer_choices(captured, "eager", Context(), numbers=numbers)
         if offer is not None and offer.graph.digest not in seen:
             seen.add(offer.graph.digest)
             yield name, offer

@@ -15,10 +15,11 @@ from torch import nn
 
 import memfit
 from benchmarks.lib.results import provenance, write_results
-from memfit.capture.capture import capture
 from memfit.capture.inputs import Call
 from memfit.core.errors import InfeasibleBudget, NoPlanFound
-from memfit.passes.variants.registry import add_variants
+from memfit.passes.interface import Context
+from memfit.passes.run import offer_choices
+from memfit.pipeline.capture import capture
 from memfit.planning import plan
 from memfit.profile.roofline import roofline
 
@@ -63,7 +64,7 @@ def planned(seconds: float) -> Iterator[dict[str, Any]]:
     costs = roofline(plain, "h200")
     whole = plan(plain.graph, costs, planner="keep_all").require_plan().timeline
     for share in SHARES:
-        for name, captured in (("none", plain), ("rounding", add_variants(plain, rounding=True))):
+        for name, captured in (("none", plain), ("rounding", offer_choices(plain, "eager", Context()))):
             outcome = plan(captured.graph, roofline(captured, "h200"), int(share * whole.peak_bytes), time_limit_s=seconds)
             row: dict[str, Any] = {"what": "planned", "budget": f"{share:.0%}", "variants": name, "status": str(outcome.status)}
             row |= dict.fromkeys(("overhead_points", "bound_points", "peak_mib", "fused"), "")

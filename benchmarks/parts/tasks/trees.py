@@ -16,7 +16,7 @@ import numpy as np
 import scipy.sparse as sparse
 
 from benchmarks.lib.results import provenance, write_results
-from memfit.tasks import as_tree, assembly_tree, best_postorder, harpoon, judge_order, liu_order, random_tree, schedule, tree_graph
+from memfit.tasks import assembly_tree, best_postorder, harpoon, judge_order, liu_order, random_tree, recognize_tree, schedule, tree_graph
 from memfit.tasks.api import PARALLEL, run_parallel
 from memfit.tasks.graph import TaskGraph
 from memfit.tasks.judge import judge_parallel
@@ -79,7 +79,7 @@ def _least(call: Callable[[], Any], repeats: int) -> float:
 def _cold_seconds() -> float:
     """The first call in a fresh process with an empty kernel cache: import of numba and compilation included."""
     code = (
-        "import time; from memfit.tasks import *; t = as_tree(random_tree(200000)); t.postorder; t.children_bytes;"
+        "import time; from memfit.tasks import *; t = recognize_tree(random_tree(200000)); t.postorder; t.children_bytes;"
         "b = time.perf_counter(); liu_order(t); print(time.perf_counter() - b)"
     )
     with tempfile.TemporaryDirectory() as cache:
@@ -100,8 +100,8 @@ def speed(folder: Path | None, seed: int) -> None:
     cases.append((f"star, {n}", tree_graph(np.append(np.full(n - 1, n - 1), -1), np.arange(n) % 97 + 1)))
     rows = []
     for name, graph in cases:
-        whole = _least(lambda g=graph: liu_order(as_tree(g)), 2)  # type: ignore[misc, arg-type]
-        tree = as_tree(graph)
+        whole = _least(lambda g=graph: liu_order(recognize_tree(g)), 2)  # type: ignore[misc, arg-type]
+        tree = recognize_tree(graph)
         assert tree is not None
         alone, post = _least(lambda t=tree: liu_order(t), 3), _least(lambda t=tree: best_postorder(t), 3)  # type: ignore[misc]
         order, peak = liu_order(tree)
@@ -130,7 +130,7 @@ def speed(folder: Path | None, seed: int) -> None:
 
 
 def _excess(graph: TaskGraph) -> float:
-    tree = as_tree(graph)
+    tree = recognize_tree(graph)
     assert tree is not None
     return best_postorder(tree)[1] / liu_order(tree)[1] - 1
 
@@ -214,7 +214,7 @@ def harpoons(seed: int) -> None:
     for levels in range(1, 10):
         large, small, branches = 3_000_000, 1, 3
         graph = harpoon(branches=branches, levels=levels, large=large, small=small)
-        tree = as_tree(graph)
+        tree = recognize_tree(graph)
         assert tree is not None
         post, best = best_postorder(tree)[1], liu_order(tree)[1]
         rows.append(
@@ -239,7 +239,7 @@ def parallel(folder: Path | None, seed: int) -> None:
         trees.append(("4elt METIS", assembly_tree(read_metis(folder / "4elt.graph"), "metis", 0.1)))
     rows = []
     for name, graph in trees:
-        tree, solution = as_tree(graph), solve(graph)
+        tree, solution = recognize_tree(graph), solve(graph)
         for processors in (4, 16):
             for factor in (1.0, 1.5, 3.0):
                 memory = int(solution.peak_bytes * factor)

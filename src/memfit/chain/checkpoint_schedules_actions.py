@@ -83,7 +83,7 @@ class ActionSchedule(CheckpointSchedule):  # type: ignore[misc]
 
 
 class _Ahead(Iterator[Move]):
-    """An iterator with one element of sight."""
+    """An iterator that shows its next element."""
 
     def __init__(self, source: Iterator[Move]) -> None:
         self._source = source

@@ -8,27 +8,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from memfit.chain.moves import Counts, Move, count_moves
-from memfit.chain.problem import Chain, exact
+from memfit.chain.problem import Chain, to_fraction
 from memfit.chain.to_core import chain_budget, chain_costs, chain_graph, level_steps, one_memory_steps
-from memfit.core.errors import InfeasibleBudget
-from memfit.core.outcome import Status
+from memfit.core.outcome import Answer, Status
 from memfit.core.plan import Plan, Timeline
 from memfit.core.schedule import Schedule, Step
 from memfit.core.simulate import simulate
+from memfit.core.units import simplify_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChainPlan:
+class ChainPlan(Answer):
     """`cost` is in the chain's unit; `lower_bound` bounds every schedule inside the same slots; `moves()` starts afresh each time."""
 
     algorithm: str
     chain: Chain
-    status: Status
     cost: float
     lower_bound: float
     emit: Callable[[], Iterator[Move]]
-    seconds: float = 0.0
-    reason: str = ""
 
     def moves(self) -> Iterator[Move]:
         """The schedule as the papers write it, lazily."""
@@ -46,11 +43,6 @@ class ChainPlan:
 
     def counts(self) -> Counts:
         return count_moves(self.moves(), len(self.chain.levels))
-
-    def require(self) -> None:
-        """Raise the proof when there is no schedule."""
-        if self.status is Status.INFEASIBLE:
-            raise InfeasibleBudget(self.reason)
 
     def judge(self, *, ns_per_unit: float = 1e9, one_memory: bool = False) -> Timeline:
         """Replay the whole schedule in the core's judge, within the slots of every level."""
@@ -73,9 +65,9 @@ class ChainPlan:
 
 def cost_of(chain: Chain, counts: Counts) -> float:
     """The papers' cost of a schedule from what it does, summed without rounding until the end."""
-    total = counts.num_forward * exact(chain.forward_cost) + counts.num_backward * exact(chain.backward_cost)
+    total = counts.num_forward * to_fraction(chain.forward_cost) + counts.num_backward * to_fraction(chain.backward_cost)
     for level, writes, reads in zip(chain.levels, counts.writes, counts.reads, strict=True):
-        total += writes * exact(level.write_cost) + reads * exact(level.read_cost)
+        total += writes * to_fraction(level.write_cost) + reads * to_fraction(level.read_cost)
     return int(total) if total.denominator == 1 else float(total)
 
 
@@ -87,16 +79,12 @@ def set_against_bound(
         algorithm=algorithm,
         chain=chain,
         status=Status.OPTIMAL if cost <= bound else Status.FEASIBLE,
-        cost=_whole(cost),
-        lower_bound=_whole(bound),
+        cost=simplify_number(cost),
+        lower_bound=simplify_number(bound),
         emit=emit,
         seconds=time.perf_counter() - begin,
         reason=reason,
     )
-
-
-def _whole(cost: float) -> float:
-    return int(cost) if math.isfinite(cost) and cost == int(cost) else cost
 
 
 def refuse(algorithm: str, chain: Chain, reason: str) -> ChainPlan:

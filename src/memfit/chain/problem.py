@@ -87,18 +87,18 @@ def _check_cost(what: str, cost: float) -> None:
         raise BadInput(f"{what} is {cost!r}: costs are finite numbers, 0 or more.")
 
 
-def exact(cost: float) -> Fraction:
+def to_fraction(cost: float) -> Fraction:
     """The number as it is written: 0.1 is 1/10, not the nearest binary fraction."""
     return Fraction(repr(cost) if isinstance(cost, float) else cost)
 
 
-def exact_scale(chain: Chain) -> int:
+def find_exact_scale(chain: Chain) -> int:
     """A factor that makes every cost a whole number, or 1 when none keeps sums exact in float64.
 
     Tables of whole numbers compare without rounding, so "optimal" is not up to a rounding error.
     """
     costs = [chain.forward_cost, chain.backward_cost, *(c for x in chain.levels for c in (x.write_cost, x.read_cost))]
-    fractions = [exact(c) for c in costs]
+    fractions = [to_fraction(c) for c in costs]
     scale = math.lcm(*(f.denominator for f in fractions))
     worst = chain.num_steps + 1
     bound = (
@@ -111,7 +111,7 @@ def scale_costs(chain: Chain, scale: int) -> Chain:
     """The same chain with every cost multiplied by `scale`, exactly where that gives whole numbers."""
 
     def times(cost: float) -> float:
-        return float(exact(cost) * scale)
+        return float(to_fraction(cost) * scale)
 
     if scale == 1:
         return chain

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from memfit.cli.console import FORCE_OPTION, JSON_OPTION, OUTPUT_OPTION, print_json, print_table, wrote
+from memfit.cli.console import FORCE_OPTION, JSON_OPTION, OUTPUT_OPTION, print_json, print_table, show_status, wrote
+from memfit.core.errors import BadInput, NoPlanFound
+from memfit.core.io import check_target, save, write_text
+from memfit.core.units import parse_bytes, simplify_number
 
 JUDGE_UP_TO = 500_000  # steps; the judge takes some 3 microseconds for each
 
@@ -41,29 +42,28 @@ def command(
     -o FILE.png draws the space-time diagram, -o FILE.json saves the judged plan.
     """
     from memfit.chain import PLANNERS, cost_of
-    from memfit.core.errors import BadInput, InfeasibleBudget, NoPlanFound
 
     if algorithm not in ("auto", *PLANNERS):
         raise BadInput(f"algorithm {algorithm!r} is not known: choose auto or one of {', '.join(PLANNERS)}.")
-    if output is not None and output.exists() and not force:
-        raise BadInput(f"{output} exists: choose another name, or pass --force to overwrite it.")
+    if output is not None:
+        check_target(output, force=force)
     if steps > MAX_STEPS:
         raise NoPlanFound(f"{steps} steps make a schedule of more moves than can be counted here: give at most {MAX_STEPS}.")
     chain = _chain(steps, slots, capacity, state, forward_cost, backward_cost, write, read)
-    with _spinner(f"planning {steps} steps"):
+    with show_status(f"planning {steps} steps"):
         begin = time.perf_counter()
         plan = _plan(chain, algorithm)
         if plan.status == "INFEASIBLE":
             if as_json:
-                print_json(_no_plan(plan, time.perf_counter() - begin))
-            raise InfeasibleBudget(plan.reason)
+                print_json(_list_fields(plan, None, None, seconds=time.perf_counter() - begin))
+            plan.require()
         counts = plan.counts()
         seconds = time.perf_counter() - begin
         cost = cost_of(chain, counts)
         num_core_steps = counts.num_forward + 2 * counts.num_backward + 2 * sum(counts.writes) + sum(counts.reads)
         wanted = num_core_steps <= JUDGE_UP_TO if judge is None else judge
         judged = _judge(plan, cost) if wanted else False
-    data = _as_data(plan, counts, cost, judged, seconds)
+    data = _list_fields(plan, counts, cost, seconds=seconds, judged=judged)
     if as_json:
         print_json(data)
     else:
@@ -95,7 +95,6 @@ def _chain(
     steps: int, slots: str | None, capacity: str | None, state: str, forward: float, backward: float, write: str | None, read: str | None
 ) -> Any:
     from memfit.chain import Chain, StorageLevel
-    from memfit.core.units import parse_bytes
 
     if (slots is None) == (capacity is None):
         raise typer.BadParameter("give either --slots or --capacity, one value per level, e.g. --slots 5,20")
@@ -110,8 +109,8 @@ def _chain(
     return Chain(
         num_steps=steps,
         levels=levels,
-        forward_cost=_whole(forward),
-        backward_cost=_whole(backward),
+        forward_cost=simplify_number(forward),
+        backward_cost=simplify_number(backward),
         state_bytes=state_bytes,
         adjoint_bytes=state_bytes,
     )
@@ -131,47 +130,29 @@ def _number(text: str, option: str, kind: type) -> Any:
         ) from None
 
 
-def _whole(value: float) -> float:
-    return int(value) if value == value and abs(value) < 2**53 and value == int(value) else value
-
-
 def _costs(text: str | None, option: str, num_levels: int) -> list[float]:
     if text is None:
         return [0] * num_levels
-    values = [_whole(_number(part, option, float)) for part in _parts(text)]
+    values = [simplify_number(_number(part, option, float)) for part in _parts(text)]
     if len(values) != num_levels:
         raise typer.BadParameter(f"{len(values)} costs for {num_levels} levels: give one value per level", param_hint=option)
     return values
 
 
-def _as_data(plan: Any, counts: Any, cost: float, judged: bool, seconds: float) -> dict[str, Any]:
-    steps = plan.chain.num_steps
+def _list_fields(plan: Any, counts: Any, cost: float | None, *, seconds: float, judged: bool = False) -> dict[str, Any]:
+    """For programs; `counts` and `cost` are None where there is no schedule."""
+    steps, none = plan.chain.num_steps, [0] * len(plan.chain.levels)
+    found = {} if counts is None else {"recompute_factor": counts.num_forward / steps if steps else 1.0, "judged": judged}
     return {
         "status": str(plan.status),
         "algorithm": plan.algorithm,
         "total_cost": cost,
-        "lower_bound": cost if plan.status == "OPTIMAL" else plan.lower_bound,  # equal, but for the last bit of a float
-        "num_forward": counts.num_forward,
-        "num_backward": counts.num_backward,
-        "writes": list(counts.writes),
-        "reads": list(counts.reads),
-        "recompute_factor": counts.num_forward / steps if steps else 1.0,
-        "judged": judged,
-        "seconds": seconds,
-        "reason": plan.reason,
-    }
-
-
-def _no_plan(plan: Any, seconds: float) -> dict[str, Any]:
-    return {
-        "status": str(plan.status),
-        "algorithm": plan.algorithm,
-        "total_cost": None,
-        "lower_bound": None,
-        "num_forward": 0,
-        "num_backward": 0,
-        "writes": [0] * len(plan.chain.levels),
-        "reads": [0] * len(plan.chain.levels),
+        "lower_bound": plan.lower_bound if plan.status == "FEASIBLE" else cost,  # equal if optimal, but for the last bit of a float
+        "num_forward": counts.num_forward if counts else 0,
+        "num_backward": counts.num_backward if counts else 0,
+        "writes": list(counts.writes) if counts else none,
+        "reads": list(counts.reads) if counts else none,
+        **found,
         "seconds": seconds,
         "reason": plan.reason,
     }
@@ -209,9 +190,6 @@ def _print(plan: Any, data: dict[str, Any]) -> None:
 
 
 def _save(plan: Any, output: Path, force: bool) -> None:
-    from memfit.core.errors import BadInput
-    from memfit.core.io import save, write_text
-
     if output.suffix == ".json":
         save(plan.as_plan(), output, force=force)
         wrote(output)
@@ -228,17 +206,3 @@ def _save(plan: Any, output: Path, force: bool) -> None:
         wrote(output, f"look at {output}")
     else:
         raise BadInput(f"{output} ends in {output.suffix!r}: give a .png for the picture or a .json for the plan.")
-
-
-@contextmanager
-def _spinner(text: str) -> Iterator[None]:
-    """On a terminal a sign of life while a long table is made; nothing otherwise."""
-    import sys
-
-    if not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status(text):
-        yield

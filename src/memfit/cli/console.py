@@ -6,9 +6,9 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import typer
 
@@ -20,7 +20,7 @@ FORCE_OPTION = typer.Option(False, "--force", help="Overwrite the output file if
 
 
 @contextlib.contextmanager
-def only_data_on_stdout() -> Iterator[None]:
+def keep_stdout_for_data() -> Iterator[None]:
     """Libraries written in C (HiGHS now and then) print to file 1 whatever Python's stdout is: here that is stderr."""
     if sys.stdout is not sys.__stdout__ or sys.stdout is None or sys.stdout.fileno() != 1:
         yield  # somebody else has taken care of it
@@ -42,11 +42,51 @@ def print_json(data: Mapping[str, Any]) -> None:
     typer.echo(json.dumps(data))
 
 
+def print_result(fields: Mapping[str, Any], rows: Sequence[tuple[str, str]], *, as_json: bool) -> None:
+    """The same result twice: its fields for programs, or its rows for people."""
+    if as_json:
+        print_json(fields)
+    else:
+        print_table(rows)
+
+
+class Report(Protocol):
+    """A result that prints itself: as fields, or as text."""
+
+    def as_data(self) -> Mapping[str, Any]: ...
+
+
+def print_report(report: Report, *, as_json: bool) -> None:
+    if as_json:
+        print_json(report.as_data())
+    else:
+        typer.echo(str(report))
+
+
+@contextlib.contextmanager
+def show_status(text: str) -> Iterator[Callable[[str], None]]:
+    """A line on stderr while a command works, and the function that changes it; nothing where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(text) as status:
+        yield status.update
+
+
 def print_table(rows: Sequence[tuple[str, str]]) -> None:
     """Two columns, name and value, aligned."""
     width = max((len(name) for name, _ in rows), default=0)
     for name, value in rows:
         typer.echo(f"{name:<{width}}  {one_line(value)}")
+
+
+def print_columns(rows: Sequence[tuple[str, ...]]) -> None:
+    """Any number of columns, aligned; the first row is their head."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        typer.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def wrote(path: Path, next_command: str = "") -> None:

@@ -50,7 +50,7 @@ def command(
         raise BadInput(f"{output} exists: choose another file or add --force.")
     demo = _run_numpy(numbers, steps)
     if as_json:
-        print_json(_as_data(demo))
+        print_json(_list_fields(demo))
     else:
         _print(demo)
     _write_picture(demo, output or DEFAULT_PICTURE)
@@ -101,7 +101,12 @@ def _run_numpy(depths: tuple[int, ...], steps: int) -> Demo:
 
     with Progress("demo") as progress:
         return run_demo(
-            {"sqrt": _sqrt, "planned": _planned}, {"sqrt": _sqrt}, place=_place, depths=depths, steps=steps, say=progress.update
+            {"sqrt": _plan_sqrt, "planned": _plan_within_sqrt},
+            {"sqrt": _plan_sqrt},
+            place=_place,
+            depths=depths,
+            steps=steps,
+            say=progress.update,
         )
 
 
@@ -112,7 +117,7 @@ def _place(graph: Graph, schedule: Schedule, costs: Costs) -> Layout:
     return layout_plan(graph, schedule, costs, time_limit_s=0.0, alignment_bytes=8)  # greedy orders only
 
 
-def _sqrt(program: Program, depth: int) -> Plan:
+def _plan_sqrt(program: Program, depth: int) -> Plan:
     """Checkpointing with √n segments."""
     from memfit.planning import plan
     from memfit.planning.baselines.sqrt_segments import SqrtSegments
@@ -120,11 +125,11 @@ def _sqrt(program: Program, depth: int) -> Plan:
     return plan(program.graph, program.costs, planner=SqrtSegments(num_segments=isqrt(depth))).require_plan()
 
 
-def _planned(program: Program, depth: int) -> Plan | None:
+def _plan_within_sqrt(program: Program, depth: int) -> Plan | None:
     """memfit's own planner, in exactly the bytes that √n segments take."""
     from memfit.planning import plan
 
-    budget = _sqrt(program, depth).timeline.peak_bytes
+    budget = _plan_sqrt(program, depth).timeline.peak_bytes
     return plan(program.graph, program.costs, budget, planner="auto", time_limit_s=3.0).plan
 
 
@@ -177,7 +182,7 @@ def _write_picture(demo: Demo, path: Path) -> None:
     wrote(path, "memfit simulate --help")
 
 
-def _as_data(demo: Demo) -> dict[str, object]:
+def _list_fields(demo: Demo) -> dict[str, object]:
     return {
         "engine": "numpy",
         "network": demo.network,

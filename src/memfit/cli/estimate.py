@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from memfit.cli.console import JSON_OPTION, print_json
+from memfit.cli.console import JSON_OPTION, print_report
 from memfit.cli.model_argument import MODEL_ARGUMENT, OPTIMIZER_OPTION, load_training
 
 
@@ -29,7 +29,4 @@ def command(
         device=device,
         time_limit_s=time_limit,
     )
-    if as_json:
-        print_json(found.as_data())
-    else:
-        typer.echo(str(found))
+    print_report(found, as_json=as_json)

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from memfit.cli.console import FORCE_OPTION, JSON_OPTION, OUTPUT_OPTION, print_json, wrote
-from memfit.cli.step_argument import COSTS_OPTION, DEVICE_OPTION, RESERVE_OPTION, STEP_ARGUMENT, STEP_OPTIMIZER_OPTION, Step, load_step
+from memfit.cli.console import FORCE_OPTION, JSON_OPTION, OUTPUT_OPTION, print_report, wrote
+from memfit.cli.step_argument import (
+    COSTS_OPTION,
+    DEVICE_OPTION,
+    RESERVE_OPTION,
+    STEP_ARGUMENT,
+    STEP_OPTIMIZER_OPTION,
+    TrainingStep,
+    load_step,
+)
 from memfit.core.errors import BadInput
 from memfit.core.io import check_target, write_text
 from memfit.core.units import exact_bytes
@@ -38,10 +46,7 @@ def command(
         check_target(path, force=force)
     shares = None if fractions is None else _parse_fractions(fractions)
     found = _find(load_step(step, costs, device=device, optimizer=optimizer, reserve=reserve), points, shares, planner, time_limit)
-    if as_json:
-        print_json(found.as_data())
-    else:
-        typer.echo(str(found))
+    print_report(found, as_json=as_json)
     best = next((p.budget_bytes for p in found.points if p.plan is not None), found.keep_all_peak_bytes)
     following = f"memfit plan {step} --budget {exact_bytes(best)} -o plan.json"
     if png:
@@ -59,19 +64,19 @@ def _parse_fractions(text: str) -> tuple[float, ...]:
         raise BadInput(f'fractions {text[:40]!r} cannot be read: give numbers separated by commas, such as "0.4,0.6,1".') from None
 
 
-def _find(step: Step, num_points: int, fractions: tuple[float, ...] | None, planner: str, time_limit_s: float) -> Frontier:
+def _find(step: TrainingStep, num_points: int, fractions: tuple[float, ...] | None, planner: str, time_limit_s: float) -> Frontier:
     from memfit.planning import plan
-    from memfit.planning.frontier.monotone import curve, share_out, spread
-    from memfit.report.frontier import frontier_of
+    from memfit.planning.frontier.monotone import plan_curve, share_out, spread_budgets
+    from memfit.report.frontier import make_frontier
     from memfit.report.progress import Progress
 
     graph, costs = step.graph, step.costs
     keep_all = plan(graph, costs, planner="keep_all").require_plan()
-    budgets = spread(graph, costs, num_points) if fractions is None else share_out(keep_all.timeline.peak_bytes, fractions)
+    budgets = spread_budgets(graph, costs, num_points) if fractions is None else share_out(keep_all.timeline.peak_bytes, fractions)
     with Progress("memfit") as progress:
 
         def tell(done: int, total: int) -> None:
             progress.update("planning the frontier", done, total)
 
-        points = curve(graph, costs, budgets, planner=planner, time_limit_s=time_limit_s, progress=tell)
-    return frontier_of(points, keep_all=keep_all, device=costs.device, elsewhere_bytes=step.elsewhere_bytes)
+        points = plan_curve(graph, costs, budgets, planner=planner, time_limit_s=time_limit_s, progress=tell)
+    return make_frontier(points, keep_all=keep_all, device=costs.device, elsewhere_bytes=step.elsewhere_bytes)

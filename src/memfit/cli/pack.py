@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from memfit.cli.console import FORCE_OPTION, JSON_OPTION, OUTPUT_OPTION, print_json, print_table, wrote
-from memfit.core.errors import BadInput, InfeasibleBudget, NoPlanFound
-from memfit.core.io import write_text
-from memfit.core.outcome import Status
+from memfit.cli.console import FORCE_OPTION, JSON_OPTION, OUTPUT_OPTION, print_result, show_status, wrote
+from memfit.core.io import check_target, write_text
 from memfit.core.units import format_bytes, format_percent, parse_bytes
 
 if TYPE_CHECKING:
@@ -35,30 +33,22 @@ def command(
 ) -> None:
     """Give every buffer of FILE an offset so that none alive together overlap. Exits 3 if proven impossible, 4 if time ran out."""
     began = time.monotonic()
-    from rich.console import Console
-
     from memfit.offsets.api import pack
     from memfit.offsets.csv_file import read_buffers
 
     limit = None if capacity is None else parse_bytes(capacity, what="capacity")
-    for path in (output, png):
-        if path is not None and path.exists() and not force:
-            raise BadInput(f"{path} exists: choose another name, or pass --force to overwrite it.")
-        if path is not None and not path.parent.is_dir():  # before half a minute of search, not after it
-            raise BadInput(f"{path}: there is no folder {path.parent}; make it first.")
+    for path in filter(None, (output, png)):
+        check_target(path, force=force)
     buffers = read_buffers(file)
-    with Console(stderr=True).status(f"packing {len(buffers)} buffers, at most {time_limit:g} s"):
-        packing = pack(buffers, limit, _left_s(time_limit, time.monotonic() - began), seed=seed)
-    if as_json:
-        print_json(_as_data(packing))
-    else:
-        print_table(_as_rows(packing))
-    _require(packing)
+    with show_status(f"packing {len(buffers)} buffers, at most {time_limit:g} s"):
+        packing = pack(buffers, limit, _subtract_spent_s(time_limit, time.monotonic() - began), seed=seed)
+    print_result(_list_fields(packing), _list_rows(packing), as_json=as_json)
+    packing.require(packing.lower_bound)
     _write(packing, file, output, png, force=force)
 
 
-def _left_s(limit_s: float, spent_s: float) -> float:
-    """For the search: loading the packer and the file takes seconds the first time, and whoever waits counts them."""
+def _subtract_spent_s(limit_s: float, spent_s: float) -> float:
+    """Seconds left for the search: the limit covers loading too, which takes seconds the first time."""
     if not limit_s > 0:
         return limit_s
     return max(min(limit_s, _LEAST_S), limit_s - spent_s - min(_RESERVE_S, _RESERVE_FRACTION * limit_s))
@@ -77,15 +67,7 @@ def _write(packing: Packing, file: Path, output: Path | None, png: Path | None, 
         wrote(png)
 
 
-def _require(packing: Packing) -> None:
-    """The exit code for a packing that does not fit, after its data has been printed."""
-    if packing.status is Status.INFEASIBLE:
-        raise InfeasibleBudget(packing.reason, minimum_bytes=packing.lower_bound)
-    if packing.status is Status.UNKNOWN:
-        raise NoPlanFound(packing.reason)
-
-
-def _as_rows(packing: Packing) -> list[tuple[str, str]]:
+def _list_rows(packing: Packing) -> list[tuple[str, str]]:
     rows = [
         ("status", f"{packing.status}: {packing.reason}"),
         ("buffers", str(len(packing.buffers))),
@@ -100,7 +82,7 @@ def _as_rows(packing: Packing) -> list[tuple[str, str]]:
     return rows
 
 
-def _as_data(packing: Packing) -> dict[str, Any]:
+def _list_fields(packing: Packing) -> dict[str, Any]:
     return {
         "status": packing.status.value,
         "height": packing.height,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -11,8 +9,18 @@ from typing import TYPE_CHECKING, cast
 
 import typer
 
-from memfit.cli.console import FORCE_OPTION, JSON_OPTION, OUTPUT_OPTION, print_json, print_table, wrote
-from memfit.cli.step_argument import COSTS_OPTION, DEVICE_OPTION, RESERVE_OPTION, STEP_ARGUMENT, STEP_OPTIMIZER_OPTION, Step, load_step
+from memfit.cli.console import FORCE_OPTION, JSON_OPTION, OUTPUT_OPTION, print_columns, print_json, print_result, show_status, wrote
+from memfit.cli.step_argument import (
+    COSTS_OPTION,
+    DEVICE_OPTION,
+    RESERVE_OPTION,
+    STEP_ARGUMENT,
+    STEP_OPTIMIZER_OPTION,
+    TrainingStep,
+    load_forms,
+    load_step,
+    names_a_model,
+)
 from memfit.core.budget import Budget
 from memfit.core.errors import BadInput
 from memfit.core.graph import Graph
@@ -22,7 +30,7 @@ from memfit.core.plan import Timeline
 from memfit.core.units import format_bytes, format_ns, format_percent
 
 if TYPE_CHECKING:
-    from memfit.planning.problem import Listener
+    from memfit.planning.problem import Progress
 
 
 def command(
@@ -37,6 +45,10 @@ def command(
     time_limit: float = typer.Option(30.0, "--time-limit", help="Seconds after which the best plan so far is given."),
     save_graph: Path | None = typer.Option(None, "--save-graph", help="Also write the step's graph (memfit.graph)."),
     save_costs: Path | None = typer.Option(None, "--save-costs", help="Also write the costs planned with (memfit.costs)."),
+    passes: bool = typer.Option(
+        False, "--passes", help="Of a model: list what rewrites the step, where and how many bytes that spares, and plan nothing."
+    ),
+    engine: str = typer.Option("eager", "--engine", help="Whose passes --passes lists: eager or inductor."),
     as_json: bool = JSON_OPTION,
     output: Path | None = OUTPUT_OPTION,
     force: bool = FORCE_OPTION,
@@ -44,6 +56,9 @@ def command(
     """Plan what the step keeps and recomputes so that it stays inside a budget. Ctrl-C keeps the best plan so far."""
     from memfit.planning import plan
 
+    if passes:
+        _show_passes(file, engine, optimizer, as_json=as_json)
+        return
     if (budget is None) == (budget_fraction is None):
         raise typer.BadParameter("give --budget or --budget-fraction, one of them.")
     for path in filter(None, (output, save_graph, save_costs)):
@@ -53,10 +68,7 @@ def command(
     asked = Budget.parse(budget) if budget is not None else _share(whole.peak_bytes + step.elsewhere_bytes, cast(float, budget_fraction))
     limit = Budget(device_bytes=max(0, (asked.device_bytes or 0) - step.elsewhere_bytes))
     step, outcome = _first_plan(step, limit, planner, time_limit)
-    if as_json:
-        print_json(_as_data(outcome, planner, whole, limit))
-    elif outcome.plan is not None:
-        print_table(_as_rows(outcome, step.graph, whole, limit))
+    print_result(_list_fields(outcome, planner, whole, limit), _list_rows(outcome, step.graph, whole, limit), as_json=as_json)
     for target, artifact in ((save_graph, step.graph), (save_costs, step.costs)):
         if target:
             save(cast(Artifact, artifact), target, force=force)
@@ -67,14 +79,45 @@ def command(
         wrote(output, _next(file, output, step, save_graph, optimizer))
 
 
-def _first_plan(step: Step, limit: Budget, planner: str, time_limit_s: float) -> tuple[Step, Outcome]:
+def _show_passes(file: str, engine: str, optimizer: str, *, as_json: bool) -> None:
+    """A row for each pass of the engine, in the order in which they run."""
+    from memfit.passes.table import PIPELINE
+
+    if engine not in PIPELINE:
+        raise BadInput(f"--engine {engine!r} is not known: choose one of {', '.join(PIPELINE)}.")
+    if not names_a_model(file):
+        raise BadInput(f"{file}: passes rewrite a model's step; give FILE.py:FACTORY.")
+    from memfit.pipeline.pass_report import report_passes
+
+    rows = report_passes(load_forms(file, optimizer, engine))
+    found = [
+        {
+            "pass": row.slot.rewrite.name,
+            "use": row.slot.use.value,
+            "numbers": row.slot.rewrite.numbers.value,
+            "places": row.places,
+            "saved_bytes": row.saved_bytes,
+        }
+        for row in rows
+    ]
+    if as_json:
+        print_json({"engine": engine, "passes": found})
+        return
+    cells = [
+        (f"{r['pass']}", f"{r['use']}", f"{r['numbers']}", f"{r['places']}", format_bytes(row.saved_bytes))
+        for r, row in zip(found, rows, strict=True)
+    ]
+    print_columns([("pass", "runs", "numbers", "places", "saves up to"), *cells])
+
+
+def _first_plan(step: TrainingStep, limit: Budget, planner: str, time_limit_s: float) -> tuple[TrainingStep, Outcome]:
     """A plan for the first form of the step that has one, as `fit` does; without any the weakest refusal: a proof must hold for all."""
     from memfit.planning import plan
 
-    tried: list[tuple[Step, Outcome]] = []
-    with _progress() as listener:
+    tried: list[tuple[TrainingStep, Outcome]] = []
+    with show_status("planning ...") as update:
         for graph, costs in chain(((step.graph, step.costs),), step.others):
-            outcome = plan(graph, costs, limit, planner=planner, time_limit_s=time_limit_s, progress=listener)
+            outcome = plan(graph, costs, limit, planner=planner, time_limit_s=time_limit_s, progress=lambda p: update(_describe(p)))
             tried.append((replace(step, graph=graph, costs=costs), outcome))
             if outcome.plan is not None:
                 return tried[-1]
@@ -82,7 +125,7 @@ def _first_plan(step: Step, limit: Budget, planner: str, time_limit_s: float) ->
     return undecided[-1] if undecided else min(tried, key=lambda pair: pair[1].lower_bound_bytes)
 
 
-def _next(file: str, output: Path, step: Step, save_graph: Path | None, optimizer: str) -> str:
+def _next(file: str, output: Path, step: TrainingStep, save_graph: Path | None, optimizer: str) -> str:
     """What to do with the plan."""
     if step.is_model:
         return f"memfit run {file} --plan {output}" + (f" --optimizer {optimizer}" if optimizer != "adamw" else "")
@@ -97,29 +140,17 @@ def _share(peak_bytes: int, fraction: float) -> Budget:
     return Budget(device_bytes=int(peak_bytes * fraction))
 
 
-@contextmanager
-def _progress() -> Iterator[Listener | None]:
-    """Best plan, bound and gap on stderr while the planner works, where somebody is looking."""
-    from rich.console import Console
-
-    from memfit.planning import Progress
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    with console.status("planning ...") as status:
-
-        def show(p: Progress) -> None:
-            best = "no plan yet" if p.best_time_ns is None else f"overhead {format_percent(p.best_time_ns / max(p.base_time_ns, 1) - 1)}"
-            bound = format_percent(p.lower_bound_ns / max(p.base_time_ns, 1) - 1)
-            status.update(f"planning: {best}, bound {bound}, {p.seconds:.0f} s ({p.note})")
-
-        yield show
+def _describe(p: Progress) -> str:
+    """How far the planner is, in one line: best plan, bound and seconds."""
+    best = "no plan yet" if p.best_time_ns is None else f"overhead {format_percent(p.best_time_ns / max(p.base_time_ns, 1) - 1)}"
+    bound = format_percent(p.lower_bound_ns / max(p.base_time_ns, 1) - 1)
+    return f"planning: {best}, bound {bound}, {p.seconds:.0f} s ({p.note})"
 
 
-def _as_rows(outcome: Outcome, graph: Graph, whole: Timeline, limit: Budget) -> list[tuple[str, str]]:
-    found = outcome.require_plan()
+def _list_rows(outcome: Outcome, graph: Graph, whole: Timeline, limit: Budget) -> list[tuple[str, str]]:
+    found = outcome.plan
+    if found is None:
+        return []
     timeline = found.timeline
     base = max(whole.time_ns, 1)
     return [
@@ -137,7 +168,7 @@ def _as_rows(outcome: Outcome, graph: Graph, whole: Timeline, limit: Budget) -> 
     ]
 
 
-def _as_data(outcome: Outcome, planner: str, whole: Timeline, limit: Budget) -> dict[str, object]:
+def _list_fields(outcome: Outcome, planner: str, whole: Timeline, limit: Budget) -> dict[str, object]:
     timeline = outcome.plan.timeline if outcome.plan else None
     return {
         "status": str(outcome.status),

@@ -8,7 +8,7 @@ from typing import cast
 
 import typer
 
-from memfit.cli.console import FORCE_OPTION, JSON_OPTION, print_json, wrote
+from memfit.cli.console import FORCE_OPTION, JSON_OPTION, print_report, wrote
 from memfit.cli.step_argument import COSTS_OPTION, DEVICE_OPTION, RESERVE_OPTION, STEP_ARGUMENT, STEP_OPTIMIZER_OPTION, load_step
 from memfit.core.io import check_target, load, write_text
 from memfit.core.plan import Plan
@@ -38,10 +38,7 @@ def command(
     the_graph, the_costs = next((form for form in forms if form[0].digest == saved.graph_digest), (step.graph, step.costs))
     keep_all = find_plan(the_graph, the_costs, planner="keep_all").require_plan()
     report = report_plan(the_graph, saved, the_costs, keep_all=keep_all)
-    if as_json:
-        print_json(report.as_data())
-    else:
-        typer.echo(str(report))
+    print_report(report, as_json=as_json)
     if png:
         write_text(report.png(title=plan.name), png, force=force)
         wrote(png, "" if html else f"memfit report {plan} {graph} --html report.html")

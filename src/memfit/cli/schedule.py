@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from memfit.cli.console import FORCE_OPTION, JSON_OPTION, OUTPUT_OPTION, print_json, print_table, wrote
-from memfit.core.units import format_bytes, format_percent, parse_bytes
+from memfit.cli.console import FORCE_OPTION, JSON_OPTION, OUTPUT_OPTION, print_result, show_status, wrote
+from memfit.core.errors import BadInput
+from memfit.core.io import check_target, write_text
+from memfit.core.units import format_bytes, format_percent, parse_bytes, simplify_number
 
 
 def command(
@@ -35,9 +38,6 @@ def command(
     force: bool = FORCE_OPTION,
 ) -> None:
     """Order the tasks of GRAPH so that they hold the least memory, or schedule them on several processors within a memory."""
-    from rich.console import Console
-
-    from memfit.core.errors import BadInput
     from memfit.tasks.api import ALGORITHMS, schedule
     from memfit.tasks.trees.read_files import read_tasks
 
@@ -46,30 +46,22 @@ def command(
     if not time_limit > 0:
         raise BadInput(f"--time-limit {time_limit} is not a time: give a number of seconds above 0.")
     limit = None if memory is None else parse_bytes(memory, what="memory")
-    for path in (output, png):
-        if path is not None and path.exists() and not force:
-            raise BadInput(f"{path} exists: choose another name, or pass --force to overwrite it.")
-    with Console(stderr=True).status(f"reading {graph}") as status:
+    for path in filter(None, (output, png)):
+        check_target(path, force=force)
+    with show_status(f"reading {graph}") as update:
         tasks = read_tasks(graph)
-        status.update(f"ordering {tasks.num_tasks} tasks")
+        update(f"ordering {tasks.num_tasks} tasks")
         outcome = schedule(
             tasks, processors=processors, memory_bytes=limit, algorithm=algorithm, spill=spill, time_limit_s=time_limit, seed=seed,
-            progress=lambda what: status.update(f"{what}, {tasks.num_tasks} tasks"),
+            progress=lambda what: update(f"{what}, {tasks.num_tasks} tasks"),
         )  # fmt: skip
     _finish(graph, tasks, outcome, as_json=as_json, output=output, png=png, force=force)
 
 
 def _finish(graph: Path, tasks: Any, outcome: Any, *, as_json: bool, output: Path | None, png: Path | None, force: bool) -> None:
     """Print and write; a memory that is too small still prints its data, then exits with 3 (proven) or 4."""
-    import json
-
-    from memfit.core.io import write_text
-
-    data = _as_data(tasks, outcome)
-    if as_json:
-        print_json(data)
-    else:
-        print_table(_as_rows(tasks, outcome))
+    data = _list_fields(tasks, outcome)
+    print_result(data, _list_rows(tasks, outcome), as_json=as_json)
     outcome.require_order()
     if output is not None:
         write_text(json.dumps(data) + "\n", output, force=force)
@@ -79,13 +71,8 @@ def _finish(graph: Path, tasks: Any, outcome: Any, *, as_json: bool, output: Pat
         wrote(png)
 
 
-def _number(value: float | None) -> float | int | None:
-    """Whole numbers as such: what was given as 3 comes back as 3, not 3.0."""
-    return int(value) if value is not None and value == int(value) else value
-
-
-def _as_data(tasks: Any, outcome: Any) -> dict[str, Any]:
-    from memfit.tasks.timeline import as_runs
+def _list_fields(tasks: Any, outcome: Any) -> dict[str, Any]:
+    from memfit.tasks.timeline import list_runs
 
     data: dict[str, Any] = {
         "status": str(outcome.status),
@@ -94,16 +81,21 @@ def _as_data(tasks: Any, outcome: Any) -> dict[str, Any]:
         "memory_bytes": outcome.memory_bytes,
         "peak_bytes": outcome.peak_bytes,
         "lower_bound_bytes": outcome.lower_bound_bytes,
-        "makespan": _number(outcome.makespan),
-        "makespan_lower_bound": _number(outcome.makespan_lower_bound),
+        "makespan": None if outcome.makespan is None else simplify_number(outcome.makespan),
+        "makespan_lower_bound": simplify_number(outcome.makespan_lower_bound),
         "order": [tasks.names[t] for t in outcome.order],
         "seconds": outcome.seconds,
         "reason": outcome.reason,
     }
-    data["start_times"] = [_number(r.start) for r in as_runs(tasks, outcome)]
+    data["start_times"] = [simplify_number(r.start) for r in list_runs(tasks, outcome)]
     if outcome.runs:
         data["schedule"] = [
-            {"task": tasks.names[r.task], "start": _number(r.start), "stop": _number(r.stop), "processors": _number(r.processors)}
+            {
+                "task": tasks.names[r.task],
+                "start": simplify_number(r.start),
+                "stop": simplify_number(r.stop),
+                "processors": simplify_number(r.processors),
+            }
             for r in outcome.runs
         ]
     if outcome.spill is not None:
@@ -126,7 +118,7 @@ def _owner(tasks: Any, item: int) -> Any:
     return tasks.names[producer] if producer >= 0 else None
 
 
-def _as_rows(tasks: Any, outcome: Any) -> list[tuple[str, str]]:
+def _list_rows(tasks: Any, outcome: Any) -> list[tuple[str, str]]:
     rows = [
         ("tasks", f"{tasks.num_tasks} ({len(tasks.edges)} edges)"),
         ("algorithm", outcome.algorithm),
@@ -141,7 +133,12 @@ def _as_rows(tasks: Any, outcome: Any) -> list[tuple[str, str]]:
     else:
         rows.append(("lower bound", f"{format_bytes(outcome.lower_bound_bytes)} ({outcome.lower_bound_bytes} bytes)"))
     if outcome.makespan is not None:
-        rows.append(("makespan", f"{_number(outcome.makespan)} on {outcome.processors} (at least {_number(outcome.makespan_lower_bound)})"))
+        rows.append(
+            (
+                "makespan",
+                f"{simplify_number(outcome.makespan)} on {outcome.processors} (at least {simplify_number(outcome.makespan_lower_bound)})",
+            )
+        )
     if outcome.spill is not None:
         rows.append(("written", f"{format_bytes(outcome.spill.written_bytes)} in {sum(t.out for t in outcome.spill.transfers)} transfers"))
         rows.append(("read back", format_bytes(outcome.spill.read_bytes)))
@@ -154,9 +151,9 @@ def _as_rows(tasks: Any, outcome: Any) -> list[tuple[str, str]]:
 
 def _picture(tasks: Any, outcome: Any, name: str) -> bytes:
     from memfit.report.gantt import Bar, Gantt, gantt_png
-    from memfit.tasks.timeline import as_runs, memory_over_time
+    from memfit.tasks.timeline import list_runs, memory_over_time
 
-    runs = as_runs(tasks, outcome)
+    runs = list_runs(tasks, outcome)
     times, held = memory_over_time(tasks, outcome)
     title = f"{name}: {outcome.algorithm}, {outcome.processors} processors, peak {format_bytes(outcome.peak_bytes)}, {outcome.status}"
     return gantt_png(

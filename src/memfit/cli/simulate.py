@@ -7,7 +7,7 @@ from typing import cast
 
 import typer
 
-from memfit.cli.console import FORCE_OPTION, JSON_OPTION, OUTPUT_OPTION, print_json, print_table, wrote
+from memfit.cli.console import FORCE_OPTION, JSON_OPTION, OUTPUT_OPTION, print_json, print_result, wrote
 from memfit.core.budget import Budget
 from memfit.core.costs import Costs, level_name
 from memfit.core.errors import BadInput, IllegalSchedule
@@ -50,10 +50,8 @@ def command(
         raise
     if layout is not None:
         _judge_layout(the_graph, the_schedule, the_costs, layout)
-    if as_json:
-        print_json(_as_data(the_graph, the_schedule, timeline))
-    else:
-        print_table(_as_rows(the_graph, the_schedule, timeline))
+    facts = (the_graph, the_schedule, timeline)
+    print_result(_list_fields(*facts), _list_rows(*facts), as_json=as_json)
     if output:
         save(
             Plan(schedule=the_schedule, timeline=timeline, planner="file", graph_digest=the_graph.digest, budget=limits),
@@ -91,7 +89,7 @@ def _peak_op(graph: Graph, schedule: Schedule, timeline: Timeline) -> str:
     return f"step {timeline.peak_step}, op {op.id} ({op.name}{', ' + op.where if op.where else ''})"
 
 
-def _as_rows(graph: Graph, schedule: Schedule, timeline: Timeline) -> list[tuple[str, str]]:
+def _list_rows(graph: Graph, schedule: Schedule, timeline: Timeline) -> list[tuple[str, str]]:
     rows = [
         ("steps", f"{len(schedule.steps)} ({len(schedule.computes)} computes, {len(graph.ops)} ops)"),
         ("peak", f"{format_bytes(timeline.peak_bytes)} ({timeline.peak_bytes} bytes) at {_peak_op(graph, schedule, timeline)}"),
@@ -105,7 +103,7 @@ def _as_rows(graph: Graph, schedule: Schedule, timeline: Timeline) -> list[tuple
     return rows
 
 
-def _as_data(graph: Graph, schedule: Schedule, timeline: Timeline) -> dict[str, object]:
+def _list_fields(graph: Graph, schedule: Schedule, timeline: Timeline) -> dict[str, object]:
     at_peak = (
         {str(k): row[timeline.peak_step] for k, row in zip(timeline.kinds, timeline.bytes_by_kind, strict=True)}
         if timeline.peak_step >= 0

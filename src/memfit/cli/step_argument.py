@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import typer
 
@@ -14,6 +14,9 @@ from memfit.core.costs import Costs, uniform_costs
 from memfit.core.errors import BadInput
 from memfit.core.graph import Graph
 from memfit.core.io import load, read_text
+
+if TYPE_CHECKING:
+    from memfit.pipeline.forms import Forms
 
 STEP_ARGUMENT = typer.Argument(
     ..., help="A model (FILE.py:FACTORY or package.module:FACTORY), a memfit.graph JSON file, or a node-link graph (networkx)."
@@ -29,7 +32,7 @@ RESERVE_OPTION = typer.Option("0", "--reserve", help="For a model: bytes left fo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class TrainingStep:
     """`elsewhere_bytes` is what a budget must hold besides (as `fit` counts it); `others` are forms of the step that round otherwise."""
 
     graph: Graph
@@ -45,7 +48,9 @@ def names_a_model(text: str) -> bool:
     return bool(colon and head) and tail.isidentifier() and not Path(text).exists()
 
 
-def load_step(name: str, costs: Path | None = None, *, device: str | None = None, optimizer: str = "adamw", reserve: str = "0") -> Step:
+def load_step(
+    name: str, costs: Path | None = None, *, device: str | None = None, optimizer: str = "adamw", reserve: str = "0"
+) -> TrainingStep:
     """A graph with its costs from whatever `name` is."""
     if names_a_model(name):
         if costs is not None:
@@ -61,16 +66,29 @@ def load_step(name: str, costs: Path | None = None, *, device: str | None = None
         if costs is not None:
             raise BadInput(f"{name}: a node-link graph brings its own costs; leave --costs out.")
         graph, own_costs = parse_node_link(data, source=name)
-        return Step(graph=graph, costs=own_costs)
+        return TrainingStep(graph=graph, costs=own_costs)
     graph = cast(Graph, load(name, Graph))
-    return Step(graph=graph, costs=cast(Costs, load(costs, Costs)) if costs else uniform_costs(graph))
+    return TrainingStep(graph=graph, costs=cast(Costs, load(costs, Costs)) if costs else uniform_costs(graph))
 
 
-def _study(name: str, device: str | None, optimizer: str, reserve: str) -> Step:
+def load_forms(name: str, optimizer: str, engine: str) -> Forms:
+    """All forms of a model's step, made when they are asked for."""
     from memfit.cli.model_argument import load_training
 
     training = load_training(name, optimizer)
-    from memfit.pipeline.prepare import study
+    from memfit.pipeline.forms import Forms
+    from memfit.pipeline.task import task_and_call
+
+    recipe = training.recipe
+    task, call = task_and_call(recipe.model, recipe.example_inputs, recipe.loss_fn, recipe.example_targets, training.optimizer, None)
+    return Forms(replace(task, engine=engine), call)
+
+
+def _study(name: str, device: str | None, optimizer: str, reserve: str) -> TrainingStep:
+    from memfit.cli.model_argument import load_training
+
+    training = load_training(name, optimizer)
+    from memfit.pipeline.study import study
 
     recipe = training.recipe
     studied = study(
@@ -82,5 +100,7 @@ def _study(name: str, device: str | None, optimizer: str, reserve: str) -> Step:
         device=device,
         reserve=reserve,
     )
-    others = ((captured.graph, costs) for captured, costs in studied.others)
-    return Step(graph=studied.captured.graph, costs=studied.costs, others=others, elsewhere_bytes=studied.elsewhere_bytes, is_model=True)
+    others = ((form.captured.graph, form.costs) for form in studied.others)
+    return TrainingStep(
+        graph=studied.captured.graph, costs=studied.costs, others=others, elsewhere_bytes=studied.elsewhere_bytes, is_model=True
+    )

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import memfit
-from memfit.pipeline.prepare import smallest_budget
+from memfit.pipeline.study import find_smallest_budget
 from memfit.profile.allocations import peaks_of
 from memfit.report.timeline import Curve, Panel
 from memfit.runtime.autograd_step import source_bytes
@@ -126,7 +126,7 @@ def _compare(name: str, model: nn.Module, inputs: torch.Tensor, targets: torch.T
     held = source_bytes(whole._memfit._current().ready.captured)
     plain = _step(lambda: loss_fn(model(inputs), targets), optimizer)
     plain_peak, plain_ms = _measure(plain, device, held)
-    floor = smallest_budget(whole._memfit._current().ready.captured.graph, whole._memfit._current().ready.costs, time_limit_s=3)
+    floor = find_smallest_budget(whole._memfit._current().ready.captured.graph, whole._memfit._current().ready.costs, time_limit_s=3)
     budget = max(held + int((plain_peak - held) * _SHARE), floor.require_plan().timeline.peak_bytes)
     say(f"{name}: fitting into {memfit.core.format_bytes(budget)}")
     fitted = memfit.fit(

@@ -14,7 +14,7 @@ def is_installed() -> bool:
 
 
 def new_model(user: str) -> Any:
-    """An empty `CpModel`; where OR-Tools is missing the refusal names `user`, who asks for it."""
+    """An empty `CpModel`. Without OR-Tools: an error that names `user`, the planner or algorithm that asked for it."""
     try:
         from ortools.sat.python import cp_model
     except ImportError:
@@ -53,5 +53,5 @@ class Solver:
 
     @property
     def bound(self) -> float:
-        """What no solution's objective is below."""
+        """A lower bound on the objective of every solution."""
         return float(self._solver.best_objective_bound)

@@ -1,4 +1,4 @@
-"""Reading a stranger's file and writing our own: refused in one line, written whole or not at all."""
+"""Reads files that users give and writes ours. What cannot be read or written is a one-line error; a file is written whole or not at all."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def write_text(text: str | bytes, path: str | Path, *, force: bool = False) -> N
 
 @contextmanager
 def write_whole(path: str | Path, *, sync: bool = False) -> Iterator[BinaryIO]:
-    """A file beside the target that takes its name when the block ends well: an interrupted run leaves the old file or the new one, never half
-    of one. A process that is killed leaves a file named `.memfit-*.tmp`. `sync`: the bytes are on the disk before the name is."""
+    """A file beside the target that takes the target's name when the block ends well: an interrupted run leaves the old file or the new one,
+    never half of one. A killed process leaves a file named `.memfit-*.tmp`. With `sync` the bytes are on the disk before the name changes."""
     target = Path(path)
     temporary = target.with_name(f".memfit-{secrets.token_hex(8)}.tmp")
     try:

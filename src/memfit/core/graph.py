@@ -126,7 +126,7 @@ class Graph:
 
     @cached_property
     def known_forms(self) -> defaultdict[int, dict[int, Any]]:
-        """Where `core.forms.form_of` remembers what it looked up: variant -> op -> form."""
+        """What `core.op_forms.form_of` has looked up so far: variant -> op -> form."""
         return defaultdict(dict)
 
     @cached_property

@@ -24,7 +24,7 @@ class Form(NamedTuple):
 
 
 def form_of(graph: Graph, op: int, variant: int) -> Form:
-    """Remembered by the graph, because planners judge thousands of schedules of one graph. The ids must exist."""
+    """The form of an op with its storages. The graph remembers it, because planners judge thousands of schedules of one graph."""
     known: dict[int, Form] = graph.known_forms[variant]
     found = known.get(op)
     if found is None:

@@ -5,7 +5,7 @@
             │ └──────┤    b    │      unless they were declared to share (an in-place pair):
             └────────┴─────────┴──>   then they begin at the same address
 
-The judge knows no packer; every packing passes through it before it leaves the house.
+The judge knows no packer; every packing is judged before it is returned.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from memfit.core.errors import BadInput
-from memfit.core.outcome import Status
+from memfit.core.outcome import Answer
 from memfit.core.units import format_bytes
 
 Pair = tuple[str, str]
@@ -38,19 +38,18 @@ class Buffer:
 
     @property
     def is_empty(self) -> bool:
-        """No bytes or no life: it is in nobody's way."""
+        """No bytes or no lifetime: it collides with nothing."""
         return self.size == 0 or self.stop == self.start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packing:
+class Packing(Answer):
     """Where every buffer lies (`offsets[k]` for the k-th buffer) and what is known about doing better.
 
     Heights and bounds are those of the highest arena; `arena_heights` has all. With a capacity, FEASIBLE and OPTIMAL packings
     are inside it; an INFEASIBLE or UNKNOWN one is the lowest packing found, and higher than the capacity.
     """
 
-    status: Status
     buffers: tuple[Buffer, ...]
     offsets: tuple[int, ...]
     height: int
@@ -59,8 +58,6 @@ class Packing:
     capacity: int | None = None
     method: str = ""
     nodes: int = 0
-    seconds: float = 0.0
-    reason: str = ""
 
     @property
     def offset_of(self) -> dict[str, int]:
@@ -91,7 +88,7 @@ def check_packing(
     for a, b in must:
         if offsets[place[a]] != offsets[place[b]]:
             raise BadInput(f"buffers {a} and {b} must share, but lie at {offsets[place[a]]} and {offsets[place[b]]}.")
-    allowed = _shared_sets(must)
+    allowed = _group_shared(must)
     for a, b in may_share:
         allowed.setdefault(a, set()).add(b)
         allowed.setdefault(b, set()).add(a)
@@ -108,8 +105,8 @@ def _check_place(buffer: Buffer, at: int, height: int | None) -> None:
         raise BadInput(f"buffer {buffer.id} lies at {at}, but its offset is fixed at {buffer.offset}.")
 
 
-def _shared_sets(pairs: Iterable[Pair]) -> dict[str, set[str]]:
-    """Must-share is an equivalence: everyone in a set may lie on everyone else."""
+def _group_shared(pairs: Iterable[Pair]) -> dict[str, set[str]]:
+    """For each buffer the buffers it shares bytes with: if a shares with b and b with c, then a shares with c."""
     group: dict[str, set[str]] = {}
     for a, b in pairs:
         merged = group.get(a, {a}) | group.get(b, {b})

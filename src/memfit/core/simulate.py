@@ -6,7 +6,7 @@
     from host                                                                 └─ copy ─>
 
 Ops run one after another; every level has one link out and one in, which overlap compute. Bytes are counted in step
-order. Nothing here knows a planner; every plan is judged here before it leaves the house.
+order. Nothing here knows a planner; every plan is judged here before it is returned.
 
 Rules that are easy to get wrong:
 - a storage holds its bytes from the step that allocates it until its Free, whoever reads it or not;

@@ -39,13 +39,13 @@ def parse_bytes(value: int | str | float, *, what: str = "size") -> int:
     if isinstance(number, float) and not math.isfinite(number):
         raise BadInput(f"{what} {number} is not a finite number: give {_ACCEPTED}.")
     if number < 0:
-        raise BadInput(f"{what} {_shown(number)} is negative: give {_ACCEPTED}.")
+        raise BadInput(f"{what} {_shorten(number)} is negative: give {_ACCEPTED}.")
     if number != int(number):
         raise BadInput(f"{what} {number} is not a whole number of bytes: give {_ACCEPTED}.")
-    return _bounded(int(number), _shown(number), what)
+    return _check_limit(int(number), _shorten(number), what)
 
 
-def _shown(number: float) -> str:
+def _shorten(number: float) -> str:
     """An integer of thousands of digits cannot be printed, and nobody would read it."""
     return str(number) if abs(number) < 10**40 else "of more than 40 digits"
 
@@ -58,10 +58,10 @@ def _parse_text(text: str, what: str) -> int:
         sign = " is negative" if text.strip().startswith("-") else " cannot be read"
         raise BadInput(f"{what} {shown!r}{sign}: give {_ACCEPTED}.")
     exact = Fraction(match.group(1).replace("_", "")) * factor
-    return _bounded(int(exact), repr(shown), what)  # a fraction of a byte is rounded down: never more than was asked
+    return _check_limit(int(exact), repr(shown), what)  # a fraction of a byte is rounded down: never more than was asked
 
 
-def _bounded(num_bytes: int, shown: str, what: str) -> int:
+def _check_limit(num_bytes: int, shown: str, what: str) -> int:
     if num_bytes > MAX_BYTES:
         raise BadInput(f"{what} {shown} is above 2**63 - 1 bytes: give {_ACCEPTED}.")
     return num_bytes
@@ -93,3 +93,8 @@ def format_ns(time_ns: float) -> str:
 
 def format_percent(fraction: float) -> str:
     return f"{100 * fraction:.2f} %"
+
+
+def simplify_number(value: float) -> float:
+    """A whole number as an integer: what is given as 3 comes back as 3, not as 3.0."""
+    return int(value) if math.isfinite(value) and value == int(value) else value

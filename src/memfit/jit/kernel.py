@@ -5,8 +5,8 @@
 
 To import numba and load a kernel takes about half a second, to compile it seconds, once per installation: no file that
 defines kernels imports numba, only a call does. What only costs time to compile is left out: checks of division, a wrapper
-for C, and a second version of a kernel for the callers that pass a literal number (`effect(..., 0)` beside
-`effect(..., stamp)`).
+for C, and a second version of a kernel for the callers that pass a literal number (`f(..., 0)` beside
+`f(..., stamp)`).
 """
 
 from __future__ import annotations

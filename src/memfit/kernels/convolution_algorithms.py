@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from memfit.core.units import format_bytes
-from memfit.kernels.cudnn import Algorithm, Convolution, CudnnError, Pass, library
+from memfit.kernels.cudnn import Algorithm, Convolution, CudnnError, Direction, library
 from memfit.kernels.implementation import Implementation, Work, work_of
 from memfit.kernels.layouts import CHANNELS_LAST
 
@@ -20,7 +20,7 @@ class Choice:
     """An algorithm for each pass that an op makes, and the strides its outputs are expected to have."""
 
     convolution: Convolution
-    algorithms: tuple[tuple[Pass, Algorithm], ...]
+    algorithms: tuple[tuple[Direction, Algorithm], ...]
     strides: tuple[tuple[int, ...], ...]
 
     @property
@@ -42,8 +42,8 @@ class ConvolutionBy(Implementation):
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *settings: Any) -> torch.Tensor:
         choice = self.choice
         ((which, algorithm),) = choice.algorithms
-        shape = choice.convolution.input if which is Pass.DATA else choice.convolution.output
-        inputs = (weight, x) if which is Pass.DATA else (x, weight)
+        shape = choice.convolution.input if which is Direction.DATA else choice.convolution.output
+        inputs = (weight, x) if which is Direction.DATA else (x, weight)
         try:
             result = _run(choice, which, algorithm, inputs, shape, choice.strides[0])
         except CudnnError:
@@ -70,10 +70,10 @@ class ConvolutionBackwardBy(Implementation):
         made: list[torch.Tensor | None] = [None, None, None]
         try:
             for which, algorithm in choice.algorithms:
-                if which is Pass.FILTER:
+                if which is Direction.FILTER:
                     made[1] = _run(choice, which, algorithm, (big, small), choice.convolution.weight, choice.strides[1])
                 else:
-                    inputs = (gradient, weight) if which is Pass.FORWARD else (weight, gradient)
+                    inputs = (gradient, weight) if which is Direction.FORWARD else (weight, gradient)
                     made[0] = _run(choice, which, algorithm, inputs, tuple(x.shape), choice.strides[0])
         except CudnnError:
             plain: tuple[torch.Tensor | None, ...] = aten.convolution_backward.default(gradient, x, weight, bias_sizes, *settings)
@@ -88,7 +88,7 @@ class ConvolutionBackwardBy(Implementation):
 
 def _run(
     choice: Choice,
-    which: Pass,
+    which: Direction,
     algorithm: Algorithm,
     inputs: tuple[torch.Tensor, torch.Tensor],
     shape: tuple[int, ...],
@@ -104,11 +104,11 @@ def _run(
     return result
 
 
-def _operand_strides(convolution: Convolution, which: Pass) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _operand_strides(convolution: Convolution, which: Direction) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """What is said of the two operands of a pass; () for dense."""
-    if which is Pass.FORWARD:
+    if which is Direction.FORWARD:
         return convolution.input_strides, ()
-    return ((), convolution.output_strides) if which is Pass.DATA else (convolution.input_strides, convolution.output_strides)
+    return ((), convolution.output_strides) if which is Direction.DATA else (convolution.input_strides, convolution.output_strides)
 
 
 def _expect_strides(choice: Choice, x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:

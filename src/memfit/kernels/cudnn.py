@@ -31,7 +31,7 @@ _MOST_ALGORITHMS = 32
 _MOST_ELEMENTS = 2**31 - 1  # strides are 32 bits wide
 
 
-class Pass(Enum):
+class Direction(Enum):
     """One of the three convolutions of a layer, by the middle of cuDNN's names for it."""
 
     FORWARD = "Forward"  # input, weight -> output
@@ -116,9 +116,9 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cudnnSetConvolutionNdDescriptor": (_POINTER, _INT, _INTS, _INTS, _INTS, _INT, _INT),
     "cudnnSetConvolutionMathType": (_POINTER, _INT),
     "cudnnSetConvolutionGroupCount": (_POINTER, _INT),
-    **{f"cudnnGetConvolution{p.value}Algorithm_v7": (*(_POINTER,) * 5, _INT, _INTS, ctypes.POINTER(_Performance)) for p in Pass},
-    **{f"cudnnGetConvolution{p.value}WorkspaceSize": (*(_POINTER,) * 5, _INT, ctypes.POINTER(_SIZE)) for p in Pass},
-    **{f"cudnnConvolution{p.value}": (*(_POINTER,) * 7, _INT, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER) for p in Pass},
+    **{f"cudnnGetConvolution{p.value}Algorithm_v7": (*(_POINTER,) * 5, _INT, _INTS, ctypes.POINTER(_Performance)) for p in Direction},
+    **{f"cudnnGetConvolution{p.value}WorkspaceSize": (*(_POINTER,) * 5, _INT, ctypes.POINTER(_SIZE)) for p in Direction},
+    **{f"cudnnConvolution{p.value}": (*(_POINTER,) * 7, _INT, _POINTER, _SIZE, _POINTER, _POINTER, _POINTER) for p in Direction},
 }
 
 
@@ -148,9 +148,12 @@ def _candidates() -> Iterator[str]:
 
 
 class Library:
-    """The functions of one cuDNN. Handles and descriptors live as long as the process; calls are made one at a time."""
+    """The functions of one cuDNN. Handles and descriptors live as long as the process; calls are made one at a time.
 
-    def __init__(self, name: str) -> None:
+    `device_type`: where the tensors are that it reads and writes."""
+
+    def __init__(self, name: str, *, device_type: str = "cuda") -> None:
+        self.device_type = device_type
         self._functions = ctypes.CDLL(name)
         self._error_text = self._functions.cudnnGetErrorString
         self._error_text.restype, self._error_text.argtypes = ctypes.c_char_p, (_INT,)
@@ -162,7 +165,7 @@ class Library:
         self._streams: dict[int, int] = {}
         self._known: dict[Any, Any] = {}  # descriptors
 
-    def algorithms(self, convolution: Convolution, which: Pass) -> tuple[Algorithm, ...]:
+    def algorithms(self, convolution: Convolution, which: Direction) -> tuple[Algorithm, ...]:
         """Those that can do it, in the order cuDNN expects them to be fast. Runs nothing on the device."""
         key = ("algorithms", convolution, which)
         if key not in self._known:
@@ -170,7 +173,7 @@ class Library:
         found: tuple[Algorithm, ...] = self._known[key]
         return found
 
-    def _listed(self, convolution: Convolution, which: Pass) -> tuple[Algorithm, ...]:
+    def _listed(self, convolution: Convolution, which: Direction) -> tuple[Algorithm, ...]:
         with self._lock, _on(convolution.device):
             parts = self._descriptors(convolution, which, _wanted_math(convolution))
             found, count = (_Performance * _MOST_ALGORITHMS)(), ctypes.c_int(0)
@@ -187,9 +190,15 @@ class Library:
         return tuple(listed.values())
 
     def run(
-        self, convolution: Convolution, which: Pass, algorithm: Algorithm, first: torch.Tensor, second: torch.Tensor, result: torch.Tensor
+        self,
+        convolution: Convolution,
+        which: Direction,
+        algorithm: Algorithm,
+        first: torch.Tensor,
+        second: torch.Tensor,
+        result: torch.Tensor,
     ) -> None:
-        """Fill `result`. The tensors must have the shapes and the layout of `convolution`, in the order that `Pass` says."""
+        """Fill `result`. The tensors must have the shapes and the layout of `convolution`, in the order that `Direction` says."""
         size = algorithm.workspace_bytes
         workspace = torch.empty(size, dtype=torch.uint8, device=result.device) if size else None
         with self._lock, _on(convolution.device):
@@ -204,7 +213,7 @@ class Library:
                 *(c, result.data_ptr()),
             )
 
-    def _workspace_bytes(self, convolution: Convolution, which: Pass, number: int, math_type: int) -> int | None:
+    def _workspace_bytes(self, convolution: Convolution, which: Direction, number: int, math_type: int) -> int | None:
         size = ctypes.c_size_t(0)
         parts = self._descriptors(convolution, which, math_type)
         symbol = f"cudnnGetConvolution{which.value}WorkspaceSize"
@@ -233,15 +242,15 @@ class Library:
 
     # -- descriptors -----------------------------------------------------------------------------------------------
 
-    def _descriptors(self, convolution: Convolution, which: Pass, math_type: int) -> tuple[Any, Any, Any, Any]:
+    def _descriptors(self, convolution: Convolution, which: Direction, math_type: int) -> tuple[Any, Any, Any, Any]:
         """(first, second, settings, result) of a pass. A result is always dense, also where the operand of the same shape is not."""
-        one = self._tensor(convolution, convolution.input, () if which is Pass.DATA else convolution.input_strides)
+        one = self._tensor(convolution, convolution.input, () if which is Direction.DATA else convolution.input_strides)
         weight = self._filter(convolution)
-        other = self._tensor(convolution, convolution.output, () if which is Pass.FORWARD else convolution.output_strides)
+        other = self._tensor(convolution, convolution.output, () if which is Direction.FORWARD else convolution.output_strides)
         settings = self._settings(convolution, math_type)
-        if which is Pass.FORWARD:
+        if which is Direction.FORWARD:
             return one, weight, settings, other
-        return (weight, other, settings, one) if which is Pass.DATA else (one, other, settings, weight)
+        return (weight, other, settings, one) if which is Direction.DATA else (one, other, settings, weight)
 
     def _tensor(self, convolution: Convolution, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
         strides = strides or strides_of(shape, channels_last=convolution.channels_last)

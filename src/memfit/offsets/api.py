@@ -17,7 +17,7 @@ from memfit.core.outcome import Status
 from memfit.core.packing import Buffer, Packing, Pair, check_packing
 from memfit.core.units import MAX_BYTES, format_bytes
 from memfit.offsets.problem import Ints, Problem, make_problem
-from memfit.offsets.shared_blocks import Block, make_blocks, positions_of, shared_load
+from memfit.offsets.shared_blocks import Block, find_positions, make_blocks, measure_shared_load
 from memfit.offsets.solve_arena import Solution, solve
 
 _MAX_TOTAL_BYTES = 2**61  # addresses and their sums stay inside 64 bits with room to spare
@@ -42,11 +42,11 @@ def pack(
     began = time.monotonic()
     buffers = tuple(buffers)
     check_buffers(buffers, capacity, time_limit_s)
-    must, may = positions_of(must_share, buffers), positions_of(may_share, buffers)
+    must, may = find_positions(must_share, buffers), find_positions(may_share, buffers)
     deadline = began + time_limit_s
     blocks = _choose_blocks(buffers, must, may, capacity)
     solutions = _solve_arenas(blocks, capacity, deadline, num_threads, seed)
-    packing = _packing(buffers, blocks, solutions, must, may, capacity, began)
+    packing = _make_packing(buffers, blocks, solutions, must, may, capacity, began)
     check_packing(buffers, packing.offsets, height=packing.height, may_share=may_share, must_share=must_share)
     return packing
 
@@ -84,10 +84,10 @@ def _choose_blocks(
         return make_blocks(buffers, must)
     chosen = sorted(may, key=lambda p: -min(buffers[p[0]].size, buffers[p[1]].size))
     best = make_blocks(buffers, must, chosen)
-    best_height = _quick_height(best)
-    bound = max(shared_load(buffers, must, may), capacity or 0)
+    best_height = _pack_quickly(best)
+    bound = max(measure_shared_load(buffers, must, may), capacity or 0)
     nothing = make_blocks(buffers, must)
-    if best_height > bound and (height := _quick_height(nothing)) < best_height:
+    if best_height > bound and (height := _pack_quickly(nothing)) < best_height:
         best, best_height, chosen = nothing, height, []
     until = time.monotonic() + 1.0
     for pair in may:
@@ -95,12 +95,12 @@ def _choose_blocks(
             break
         other = [p for p in chosen if p != pair] if pair in chosen else [*chosen, pair]
         blocks = make_blocks(buffers, must, other)
-        if (height := _quick_height(blocks)) < best_height:
+        if (height := _pack_quickly(blocks)) < best_height:
             best, best_height, chosen = blocks, height, other
     return best
 
 
-def _quick_height(blocks: Sequence[Block]) -> int:
+def _pack_quickly(blocks: Sequence[Block]) -> int:
     return max(s.height for _, s in _solve_arenas(blocks, None, time.monotonic() + _QUICK_S, 1, 0, search=False).values())
 
 
@@ -112,12 +112,12 @@ def _solve_arenas(
     for position, arena in enumerate(arenas):
         solid = [b for b in blocks if b.arena == arena and b.size > 0 and b.stop > b.start]
         share = time.monotonic() + (deadline - time.monotonic()) / (len(arenas) - position)
-        problem = _as_problem(solid)
+        problem = _make_problem(solid)
         result[arena] = solid, solve(problem, capacity=capacity, deadline=share, search=search, num_threads=num_threads, seed=seed)
     return result
 
 
-def _as_problem(blocks: Sequence[Block]) -> Problem:
+def _make_problem(blocks: Sequence[Block]) -> Problem:
     def column(values: list[int]) -> Ints:
         return np.array(values, np.int64)
 
@@ -130,7 +130,7 @@ def _as_problem(blocks: Sequence[Block]) -> Problem:
     )
 
 
-def _packing(
+def _make_packing(
     buffers: tuple[Buffer, ...],
     blocks: Sequence[Block],
     solutions: dict[int, tuple[list[Block], Solution]],
@@ -151,7 +151,7 @@ def _packing(
         is_proof = not may and all(b.is_box for b in solid)
         inside = [b for b in buffers if b.arena == arena]
         fixed_top = max((b.offset + b.size for b in inside if b.offset is not None and not b.is_empty), default=0)
-        bounds[arena] = solution.bound if is_proof else max(fixed_top, _shared_bound(buffers, must, may, arena))
+        bounds[arena] = solution.bound if is_proof else max(fixed_top, _bound_shared(buffers, must, may, arena))
     for block in blocks:  # members without bytes or life follow the block they must share with
         anchor = next((k for k in block.members if not buffers[k].is_empty), block.members[0])
         for k in block.members:
@@ -161,7 +161,7 @@ def _packing(
         heights[arena] = max((o + b.size for o, b in zip(offsets, buffers, strict=True) if b.arena == arena), default=0)
     bound = max(bounds.values(), default=0)
     all_at_bound = all(heights[a] == bounds[a] for a in heights)
-    status, reason = _verdict(height, bound, all_at_bound, capacity)
+    status, reason = _decide_status(height, bound, all_at_bound, capacity)
     return Packing(
         status=status,
         buffers=buffers,
@@ -177,17 +177,17 @@ def _packing(
     )
 
 
-def _shared_bound(buffers: Sequence[Buffer], must: list[tuple[int, int]], may: list[tuple[int, int]], arena: int) -> int:
+def _bound_shared(buffers: Sequence[Buffer], must: list[tuple[int, int]], may: list[tuple[int, int]], arena: int) -> int:
     here = [k for k, b in enumerate(buffers) if b.arena == arena]
     name = {k: i for i, k in enumerate(here)}
-    return shared_load(
+    return measure_shared_load(
         [buffers[k] for k in here],
         [(name[a], name[b]) for a, b in must if a in name],
         [(name[a], name[b]) for a, b in may if a in name],
     )
 
 
-def _verdict(height: int, bound: int, all_at_bound: bool, capacity: int | None) -> tuple[Status, str]:
+def _decide_status(height: int, bound: int, all_at_bound: bool, capacity: int | None) -> tuple[Status, str]:
     if capacity is not None and bound > capacity:
         return Status.INFEASIBLE, f"no packing is lower than {bound} bytes, {bound - capacity} above the capacity of {capacity}."
     if capacity is not None and height > capacity:

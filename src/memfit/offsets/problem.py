@@ -65,10 +65,10 @@ def load_at(problem: Problem) -> Ints:
 def lower_bound(problem: Problem) -> int:
     """No packing is lower: the maximum load, also with sizes padded, and the top of every buffer that must lie where it lies."""
     tops = np.where(problem.fixed >= 0, problem.fixed + problem.size, 0)
-    return max(int(load_at(problem).max(initial=0)), int(tops.max(initial=0)), _padded_load(problem))
+    return max(int(load_at(problem).max(initial=0)), int(tops.max(initial=0)), _measure_padded_load(problem))
 
 
-def _padded_load(problem: Problem) -> int:
+def _measure_padded_load(problem: Problem) -> int:
     """With one alignment for all, every buffer but the topmost takes up its padding too."""
     if problem.num_buffers == 0 or (step := int(problem.alignment[0])) == 1 or (problem.alignment != step).any():
         return 0

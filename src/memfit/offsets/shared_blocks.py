@@ -31,7 +31,7 @@ class Block:
     is_box: bool
 
 
-def positions_of(pairs: Iterable[Pair], buffers: Sequence[Buffer]) -> list[tuple[int, int]]:
+def find_positions(pairs: Iterable[Pair], buffers: Sequence[Buffer]) -> list[tuple[int, int]]:
     """Pairs of ids as pairs of positions."""
     place = {b.id: k for k, b in enumerate(buffers)}
     result = []
@@ -58,7 +58,7 @@ def make_blocks(buffers: Sequence[Buffer], must: Sequence[tuple[int, int]], may:
             frozenset((x, y)) in allowed or not _meet(buffers[x], buffers[y]) for x in sets[home[a]] for y in sets[home[b]]
         ):
             _merge(sets, home, a, b)
-    return tuple(_block(buffers, members) for members in sets if members)
+    return tuple(_make_block(buffers, members) for members in sets if members)
 
 
 def _merge(sets: list[list[int]], home: list[int], a: int, b: int) -> None:
@@ -74,7 +74,7 @@ def _meet(a: Buffer, b: Buffer) -> bool:
     return a.start < b.stop and b.start < a.stop
 
 
-def _block(buffers: Sequence[Buffer], members: list[int]) -> Block:
+def _make_block(buffers: Sequence[Buffer], members: list[int]) -> Block:
     group = [buffers[k] for k in members]
     solid = [b for b in group if not b.is_empty] or group
     prescribed = {b.offset for b in group if b.offset is not None}
@@ -108,7 +108,7 @@ def _covers(tall: list[Buffer], start: int, stop: int) -> bool:
     return reached >= stop
 
 
-def shared_load(buffers: Sequence[Buffer], must: Sequence[tuple[int, int]], may: Sequence[tuple[int, int]]) -> int:
+def measure_shared_load(buffers: Sequence[Buffer], must: Sequence[tuple[int, int]], may: Sequence[tuple[int, int]]) -> int:
     """The most bytes alive at once when all that may share does: of those that hang together then, the largest counts.
 
     A bound for every choice of sharing. Walks through time once, looking again only at the set that changed.

@@ -86,14 +86,14 @@ class _Part:
     def of(whole: Problem, chosen: Ints, target: int, deadline: float) -> _Part:
         problem = select(whole, chosen)
         is_small = problem.num_buffers <= MAX_EXACT_BUFFERS and num_meetings(problem) <= MAX_EXACT_MEETINGS
-        solution, order = _greedy(problem, target, lower_bound(problem), deadline, is_small)
+        solution, order = _pack_greedily(problem, target, lower_bound(problem), deadline, is_small)
         return _Part(chosen, problem, is_small, solution, order)
 
     def improve(self, target: int, deadline: float, *, minimise: bool, search: bool, num_threads: int | None, seed: int) -> Solution:
         if not search:
             if not self.is_small:
                 return self.solution
-            return _local(self.problem, self.order, self.solution, target, deadline, seed, _QUICK_ROUNDS)
+            return _search_locally(self.problem, self.order, self.solution, target, deadline, seed, _QUICK_ROUNDS)
         if not self.is_small:
             return _improve_large(self.problem, self.order, self.solution, target, deadline, minimise, seed)
         if not minimise:
@@ -101,7 +101,7 @@ class _Part:
         return _minimise(self.problem, self.order, self.solution, target, deadline, num_threads, seed)
 
 
-def _greedy(part: Problem, target: int, bound: int, deadline: float, is_small: bool) -> tuple[Solution, Ints]:
+def _pack_greedily(part: Problem, target: int, bound: int, deadline: float, is_small: bool) -> tuple[Solution, Ints]:
     windows = make_windows(part)
     tried = list(greedy_orders(part))
     if not is_small:  # every try takes long, and lifetimes are what large programs are made of
@@ -124,10 +124,12 @@ def _improve_large(part: Problem, order: Ints, best: Solution, target: int, dead
     if best.height <= goal:
         return best
     until = min(deadline, time.monotonic() + _LARGE_SECONDS) if minimise else deadline
-    return _local(part, order, best, goal, until, seed)
+    return _search_locally(part, order, best, goal, until, seed)
 
 
-def _local(part: Problem, order: Ints, best: Solution, target: int, deadline: float, seed: int, max_rounds: int = 10**9) -> Solution:
+def _search_locally(
+    part: Problem, order: Ints, best: Solution, target: int, deadline: float, seed: int, max_rounds: int = 10**9
+) -> Solution:
     windows = make_windows(part)
     _, offsets = improve_order(part, windows, order, target=target, deadline=deadline, seed=seed, max_rounds=max_rounds)
     height = height_of(part, offsets)
@@ -143,11 +145,11 @@ def _ask(part: Problem, best: Solution, target: int, deadline: float, num_thread
     if decision.offsets is not None:
         height = height_of(part, decision.offsets)
         return Solution(offsets=decision.offsets, height=height, bound=best.bound, method="exact search", nodes=nodes)
-    bound = target + _unit(part) if decision.verdict is Verdict.IMPOSSIBLE else best.bound
+    bound = target + _find_unit(part) if decision.verdict is Verdict.IMPOSSIBLE else best.bound
     return Solution(offsets=best.offsets, height=best.height, bound=min(bound, best.height), method=best.method, nodes=nodes)
 
 
-def _unit(part: Problem) -> int:
+def _find_unit(part: Problem) -> int:
     """Every height of a packing that rests on the ground is a multiple of this."""
     if (part.fixed >= 0).any():
         return 1
@@ -156,14 +158,14 @@ def _unit(part: Problem) -> int:
 
 def _minimise(part: Problem, order: Ints, best: Solution, target: int, deadline: float, num_threads: int | None, seed: int) -> Solution:
     """Ask at the target first; then between what is proven and what is found, nearer to what is found each time it stays open."""
-    unit, asked, has_polished = _unit(part), target, False
+    unit, asked, has_polished = _find_unit(part), target, False
     while best.height > max(best.bound, target) and asked < best.height and time.monotonic() < deadline:
         until = time.monotonic() + _ASK_SHARE * (deadline - time.monotonic())
         before = best
         best = _ask(part, best, asked, until, num_threads, seed)
         is_open = best.height == before.height and best.bound == before.bound
         if is_open and not has_polished:
-            best = _local(part, order, best, target, time.monotonic() + _LOCAL_SHARE * (deadline - time.monotonic()), seed)
+            best = _search_locally(part, order, best, target, time.monotonic() + _LOCAL_SHARE * (deadline - time.monotonic()), seed)
             has_polished = True
         low = asked if is_open else max(best.bound, target)
         asked = low if best.bound > before.bound else low + max(unit, (best.height - low) // 2 // unit * unit)

@@ -45,7 +45,7 @@ def item_of(captured: Captured, op: int) -> Item:
     return Item(captured.graph.ops[op], captured.variants_of(op), captured.calls[op], op)
 
 
-def _sorted(items: list[Item]) -> list[Item]:
+def _order(items: list[Item]) -> list[Item]:
     """In an order that gives every item its inputs first, otherwise as in the fine step."""
     made_by = {t: i for i, item in enumerate(items) if not item.optional for t in item.op.outputs}
     waits = [len(needs) for needs in ({made_by[t] for t in item.inputs if t in made_by} - {i} for i, item in enumerate(items))]
@@ -71,7 +71,7 @@ def _sorted(items: list[Item]) -> list[Item]:
 
 def assemble(captured: Captured, unordered: list[Item]) -> Captured:
     """Numbers for the items, and only the tensors and storages that are left."""
-    items = _sorted(unordered)
+    items = _order(unordered)
     graph, convention = captured.graph, captured.convention
     used = {*graph.sources, *graph.results, *convention.tangents, *(t for _, t in convention.mutations)}
     used |= {o.tensor for o in convention.outputs if isinstance(o, Ref)}

@@ -25,16 +25,16 @@ def arguments_of(node: torch.fx.Node) -> tuple[Any, ...]:
     return node.args
 
 
-def alone_before(node: torch.fx.Node, targets: Container[Any]) -> torch.fx.Node | None:
-    """The value that such calls made this one of, one after another; None if anybody else reads one on the way."""
+def find_lone_ancestor(node: torch.fx.Node, targets: Container[Any]) -> torch.fx.Node | None:
+    """The first ancestor along a chain of such calls in which each value has one reader; None where one has more."""
     while len(node.users) == 1 and node.target in targets:
         node = arguments_of(node)[0]
     return node if len(node.users) == 1 else None
 
 
-def cleaned(module: torch.fx.GraphModule, num_changes: int) -> int:
-    """After so many changes, which it returns: without the nodes that nobody reads any more. (Its graph is lowered; nobody calls the module,
-    whose code would take longer to write than a pass.)"""
+def drop_dead_code(module: torch.fx.GraphModule, num_changes: int) -> int:
+    """Dead code elimination after so many changes, which it returns. The module's own code is not written again: its graph is lowered, and
+    nobody calls it."""
     if num_changes:
         module.graph.eliminate_dead_code()
     return num_changes

@@ -1,43 +1,44 @@
-"""Which form of a step is run, and by which plan: offers are looked at in turn, and the fastest plan found for any of them is taken.
+"""Which form of a step is run, and by which plan: forms are looked at in turn, and the fastest plan found for any of them is taken.
 
-offers   as it is ── with variants ── loss fused ──┬─ a plan that is not slow: taken
-                                                   └─ none, or a slow one: the widest block in slices, then convolutions in slices
+forms   as it is ── with choices ── loss fused ──┬─ a plan that is not slow: taken
+                                                 └─ none, or a slow one: the widest block in slices, then convolutions in slices
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memfit import __version__
-from memfit.capture.captured import Captured
 from memfit.core.budget import Budget
-from memfit.core.costs import Costs, uniform_costs
+from memfit.core.costs import uniform_costs
 from memfit.core.errors import InfeasibleBudget, NoPlanFound
 from memfit.core.outcome import Outcome, Status
 from memfit.core.plan import Plan
-from memfit.pipeline.task import Offers, Task
+from memfit.passes.table import Use
+from memfit.pipeline.costs import Costed
+from memfit.pipeline.forms import Form
 from memfit.planning import find_planner
 from memfit.planning import plan as find_plan
 from memfit.planning.offload.planner import Offloading
-from memfit.planning.plan_cache import Remembered
+from memfit.planning.plan_cache import CachedPlanner
 from memfit.planning.search.auto import Portfolio
 from memfit.report.progress import Progress
 
 if TYPE_CHECKING:
     from memfit.planning import Planner
 
-_COMPARED = 2  # the step as it is, and with variants that give the same bits
-_FIRST_LOOK = 0.15  # of the time: for each offer, before the rest goes to the best of them
+_COMPARED = 2  # the step as it is, and with choices that give the same bits
+_FIRST_LOOK = 0.15  # of the time: for each form, before the rest goes to the best of them
 _CLOSE = 0.003  # of the step's time: nearer to its bound a plan is not worth more of ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings:
-    """How to look for a plan. `compare_all`: try every offer and take the fastest, instead of the first two and then the first that has a plan.
+    """How to look for a plan. `compare_all`: try every form and take the fastest, instead of the first two and then the first that has a plan.
 
     `offload`: values may wait on the host, where that gives a faster plan or the only one.
     `memory`: the folder where plans found before are looked for first, and new ones are left.
@@ -66,70 +67,78 @@ class PlanSettings:
         return (
             planner
             if self.memory is None or not isinstance(self.planner, str)
-            else Remembered(planner=planner, folder=self.memory, label=label)
+            else CachedPlanner(planner=planner, folder=self.memory, label=label)
         )
 
 
-def best_plan(
-    offers: Iterable[tuple[Captured, Costs]], budget: Budget, settings: PlanSettings, progress: Progress
-) -> tuple[Captured, Costs, Plan]:
-    """A first look at the first two offers, else at all until one has a plan, or at all; then the time that is left for the fastest.
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A form of a step and a plan for it."""
+
+    form: Costed
+    plan: Plan
+
+    @property
+    def time_ns(self) -> int:
+        return self.plan.timeline.time_ns
+
+
+def choose_plan(forms: Iterable[Costed], budget: Budget, settings: PlanSettings, progress: Progress) -> Choice:
+    """A first look at the first two forms, else at all until one has a plan, or at all; then the time that is left for the fastest.
     The only one has all the time.
 
     A plan that repeats nothing ends the search. Without any the weakest refusal: a proof must hold for all.
     """
-    tried: list[tuple[Captured, Costs, Outcome]] = []
+    tried: list[tuple[Costed, Outcome]] = []
 
-    def look(captured: Captured, costs: Costs, seconds: float, planner: Planner) -> Plan | None:
-        outcome = plan_captured(captured, costs, budget, planner=planner, time_limit_s=seconds, progress=progress)
-        tried.append((captured, costs, outcome))
+    def look(form: Costed, seconds: float, planner: Planner) -> Plan | None:
+        outcome = plan_form(form, budget, planner=planner, time_limit_s=seconds, progress=progress)
+        tried.append((form, outcome))
         return outcome.plan
 
-    def fastest() -> tuple[Captured, Costs, Outcome] | None:
-        return min((entry for entry in tried if entry[2].plan is not None), key=_plan_time, default=None)
+    def find_fastest() -> tuple[Costed, Outcome] | None:
+        return min((entry for entry in tried if entry[1].plan is not None), key=_plan_time, default=None)
 
-    def undecided() -> list[tuple[Captured, Costs, Outcome]]:
-        return [entry for entry in tried if entry[2].status is not Status.INFEASIBLE]
+    def list_undecided() -> list[tuple[Costed, Outcome]]:
+        return [entry for entry in tried if entry[1].status is not Status.INFEASIBLE]
 
-    for captured, costs, is_only in _one_or_more(offers, budget, settings):
+    for form, is_only in _one_or_more(forms, budget, settings):
         stage = "all of it" if is_only else "a first look"
-        found = look(captured, costs, (1.0 if is_only else _FIRST_LOOK) * settings.time_limit_s, settings.searching(stage))
-        enough = len(tried) >= _COMPARED and not settings.compare_all and fastest() is not None
+        found = look(form, (1.0 if is_only else _FIRST_LOOK) * settings.time_limit_s, settings.searching(stage))
+        enough = len(tried) >= _COMPARED and not settings.compare_all and find_fastest() is not None
         if enough or (found is not None and not has_repeats(found)):
             break
-    best, more = fastest(), settings.searching("what is left of it")
-    again = undecided() if best is None else [best]
-    for number, (captured, costs, before) in enumerate(again):
-        spent_s = sum(outcome.seconds for _, _, outcome in tried)  # of planning: compiling an offer is not
+    best, more = find_fastest(), settings.searching("what is left of it")
+    again = list_undecided() if best is None else [best]
+    for number, (form, before) in enumerate(again):
+        spent_s = sum(outcome.seconds for _, outcome in tried)  # of planning: compiling a form is not
         seconds = (settings.time_limit_s - spent_s) / (len(again) - number)
-        if _is_worth_more(before, settings) and seconds > 0 and look(captured, costs, seconds, more) is not None:
+        if _is_worth_more(before, settings) and seconds > 0 and look(form, seconds, more) is not None:
             break
     if settings.offload and tried:
-        captured, costs, before = fastest() or min(tried, key=lambda entry: entry[2].lower_bound_bytes)
-        look(captured, costs, settings.time_limit_s, settings.offloading(before))
-    if (best := fastest()) is not None:
-        captured, costs, outcome = best
-        return captured, costs, outcome.require_plan()
-    open_ones = undecided()
-    weakest = open_ones[-1][2] if open_ones else min((o for _, _, o in tried), key=lambda o: o.lower_bound_bytes)
+        form, before = find_fastest() or min(tried, key=lambda entry: entry[1].lower_bound_bytes)
+        look(form, settings.time_limit_s, settings.offloading(before))
+    if (best := find_fastest()) is not None:
+        return Choice(form=best[0], plan=best[1].require_plan())
+    open_ones = list_undecided()
+    weakest = open_ones[-1][1] if open_ones else min((o for _, o in tried), key=lambda o: o.lower_bound_bytes)
     weakest.require_plan()
     raise AssertionError("an outcome without a plan raises")
 
 
-def _one_or_more(
-    offers: Iterable[tuple[Captured, Costs]], budget: Budget, settings: PlanSettings
-) -> Iterator[tuple[Captured, Costs, bool]]:
-    """Each offer, and whether it is the only one. A second is not made for a step that fits as it is: that may take a minute of compiling."""
-    rest = iter(offers)
-    captured, costs = next(rest)
-    fits = find_plan(captured.graph, costs, budget, planner="keep_all").plan is not None
+def _one_or_more(forms: Iterable[Costed], budget: Budget, settings: PlanSettings) -> Iterator[tuple[Costed, bool]]:
+    """Each form, and whether it is the only one. A second is not made for a step that fits as it is: that may take a minute of compiling."""
+    rest = iter(forms)
+    first = next(rest)
+    limit = budget.device_bytes
+    fits = limit is None or first.keep_all.timeline.peak_bytes <= limit
     known = [] if fits or not settings.compare_all else list(rest)
-    yield captured, costs, settings.compare_all and not fits and not known
-    yield from ((captured, costs, False) for captured, costs in chain(known, rest))
+    yield first, settings.compare_all and not fits and not known
+    yield from ((form, False) for form in chain(known, rest))
 
 
-def _plan_time(entry: tuple[Captured, Costs, Outcome]) -> int:
-    return entry[2].require_plan().timeline.time_ns
+def _plan_time(entry: tuple[Costed, Outcome]) -> int:
+    return entry[1].require_plan().timeline.time_ns
 
 
 def _is_worth_more(outcome: Outcome, settings: PlanSettings) -> bool:
@@ -141,61 +150,55 @@ def _is_worth_more(outcome: Outcome, settings: PlanSettings) -> bool:
 
 
 _SLOW = 1.08  # times the step that keeps everything: from there on the widest block in slices may be faster, though it always runs twice
-_LAST_RESORT = 2  # ways of slicing from this one on are tried where nothing else has a plan
 _BARE_S = 1.0
 _SETTLED = 1.02  # times the step in slices that keeps everything: a longer block in slices takes longer by itself
 
 
 @dataclass(slots=True, kw_only=True)
 class FormSearch:
-    """For the best plan of a step in all its forms: the usual ones, and where they have none or a slow one those in slices."""
+    """For the best plan of a step in all its forms: the usual ones, and where they have none or a slow one those that hold less.
 
-    task: Task
-    forms: Offers
+    `cost` prices a form, which may take compiling and measuring.
+    """
+
+    cost: Callable[[Form], Costed]
     budget: Budget
     settings: PlanSettings
     progress: Progress
     refusals: list[InfeasibleBudget | NoPlanFound] = field(default_factory=list)
 
-    def best(self, usual: Iterable[tuple[Captured, Costs]], whole: Plan) -> tuple[Captured, Costs, Plan]:
+    def choose(self, usual: Iterable[Costed], slower: Iterable[tuple[Use, Iterable[Form]]], whole: Plan) -> Choice:
         """`whole` keeps everything. Without a plan the weakest refusal: a proof must hold for all forms."""
         found = self._attempt(usual)
-        for number, way in enumerate(self.forms.in_slices()):
-            if found and (number >= _LAST_RESORT or min(map(_time_of, found)) <= _SLOW * whole.timeline.time_ns):
+        for use, forms in slower:
+            if found and (use is Use.LAST_RESORT or min(c.time_ns for c in found) <= _SLOW * whole.timeline.time_ns):
                 break
-            found += self._in_slices(way, whole)
-        if not found:
-            last = [self.task.costed(c, self.progress) for c in self.forms.by_convolutions()]
-            found += self._attempt(last) if last else []
+            found += self._attempt_slower(forms, whole)
         if not found:
             raise min(self.refusals, key=lambda refusal: refusal.minimum_bytes or 0 if isinstance(refusal, InfeasibleBudget) else -1)
-        return min(found, key=_time_of)
+        return min(found, key=lambda choice: choice.time_ns)
 
-    def _attempt(self, offers: Iterable[tuple[Captured, Costs]]) -> list[tuple[Captured, Costs, Plan]]:
+    def _attempt(self, forms: Iterable[Costed]) -> list[Choice]:
         try:
-            return [best_plan(offers, self.budget, self.settings, self.progress)]
+            return [choose_plan(forms, self.budget, self.settings, self.progress)]
         except (InfeasibleBudget, NoPlanFound) as refusal:
             self.refusals.append(refusal)
             return []
 
-    def _in_slices(self, forms: Iterable[Captured], whole: Plan) -> Iterator[tuple[Captured, Costs, Plan]]:
-        """Plans for longer and longer blocks in slices, until one is not slow or repeats next to nothing besides. A block that cannot fit
-        even in no workspace is not compiled."""
+    def _attempt_slower(self, forms: Iterable[Form], whole: Plan) -> Iterator[Choice]:
+        """Plans for the ways of one pass (longer and longer blocks in slices), until one is not slow or repeats next to nothing besides. A
+        form that cannot fit even in no workspace is not compiled."""
         for form in forms:
-            bare = find_plan(form.graph, uniform_costs(form.graph), self.budget, time_limit_s=_BARE_S)
+            graph = form.captured.graph
+            bare = find_plan(graph, uniform_costs(graph), self.budget, time_limit_s=_BARE_S)
             if bare.status is Status.INFEASIBLE:
                 self.refusals.append(InfeasibleBudget(bare.reason, minimum_bytes=bare.lower_bound_bytes))
                 continue
-            captured, costs = self.task.costed(form, self.progress)
-            for entry in self._attempt([(captured, costs)]):
-                yield entry
-                least_ns = find_plan(captured.graph, costs, None, planner="keep_all").require_plan().timeline.time_ns
-                if entry[2].timeline.time_ns <= max(_SETTLED * least_ns, _SLOW * whole.timeline.time_ns):
+            costed = self.cost(form)
+            for choice in self._attempt([costed]):
+                yield choice
+                if choice.time_ns <= max(_SETTLED * costed.keep_all.timeline.time_ns, _SLOW * whole.timeline.time_ns):
                     return
-
-
-def _time_of(entry: tuple[Captured, Costs, Plan]) -> int:
-    return entry[2].timeline.time_ns
 
 
 def has_repeats(plan: Plan) -> bool:
@@ -204,10 +207,8 @@ def has_repeats(plan: Plan) -> bool:
     return len(set(ops)) < len(ops)
 
 
-def plan_captured(
-    captured: Captured, costs: Costs, budget: Budget, *, planner: str | Planner, time_limit_s: float, progress: Progress
-) -> Outcome:
+def plan_form(form: Costed, budget: Budget, *, planner: str | Planner, time_limit_s: float, progress: Progress) -> Outcome:
     def tell(state: Any) -> None:
         progress.update(f"planning, {state.note}" if state.note else "planning")
 
-    return find_plan(captured.graph, costs, budget, planner=planner, time_limit_s=time_limit_s, progress=tell)
+    return find_plan(form.captured.graph, form.costs, budget, planner=planner, time_limit_s=time_limit_s, progress=tell)

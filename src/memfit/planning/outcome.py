@@ -17,7 +17,7 @@ _EQUAL = 1e-9
 """Relative gap below which a plan is called optimal: times are whole nanoseconds, bounds come from a float solver."""
 
 
-def judged(
+def judge_sequence(
     problem: Problem,
     *,
     planner: str,
@@ -38,12 +38,14 @@ def judged(
             status=Status.INFEASIBLE, lower_bound_ns=bound_ns, lower_bound_bytes=bound_bytes, seconds=problem.seconds, reason=proof
         )
     if sequence is None:
-        return _shrug(problem, bound_ns, bound_bytes, reason or f"{planner} found no plan inside {format_bytes(problem.limit_bytes)}.")
+        return _make_unknown(
+            problem, bound_ns, bound_bytes, reason or f"{planner} found no plan inside {format_bytes(problem.limit_bytes)}."
+        )
     schedule = schedule_of(problem.model, sequence)
     try:
         timeline = simulate(problem.graph, schedule, problem.costs, problem.budget)
     except IllegalSchedule as refusal:
-        return _shrug(problem, bound_ns, bound_bytes, f"{planner}: {refusal.cause}.")
+        return _make_unknown(problem, bound_ns, bound_bytes, f"{planner}: {refusal.cause}.")
     gap = (timeline.time_ns - bound_ns) / bound_ns if bound_ns > 0 else 0.0 if timeline.time_ns == 0 else None
     optimal = gap is not None and gap <= _EQUAL
     return Outcome(
@@ -57,5 +59,5 @@ def judged(
     )
 
 
-def _shrug(problem: Problem, bound_ns: int, bound_bytes: int, reason: str) -> Outcome:
+def _make_unknown(problem: Problem, bound_ns: int, bound_bytes: int, reason: str) -> Outcome:
     return Outcome(status=Status.UNKNOWN, lower_bound_ns=bound_ns, lower_bound_bytes=bound_bytes, seconds=problem.seconds, reason=reason)

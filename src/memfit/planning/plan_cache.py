@@ -26,7 +26,7 @@ _MOST_KEPT = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remembered:
+class CachedPlanner:
     """`label` tells apart questions that differ in nothing else: memfit's version, the time limit as it was asked for (not as it was left)."""
 
     planner: Planner

@@ -86,7 +86,7 @@ class Problem:
 
 
 class Planner(Protocol):
-    """`name` is how it is selected; `plan` answers with an outcome whose plan has been judged (see `judge.py`)."""
+    """`name` is how it is selected; `plan` answers with an outcome whose plan has been judged (see `outcome.py`)."""
 
     @property
     def name(self) -> str: ...

@@ -194,12 +194,6 @@ class AnnealingSettings:
     hot_large: Floats = (0.3, 1.0)
     cold_large: float = 0.1
     dear_large: float = 60.0
-    group_share: float = 0.1  # of the moves: an execution with what stands in its way
-    move_share: float = 0.75  # of the moves: an execution alone
-    remake_share: float = 0.1  # of the moves: a value is made again; the rest deletes repeats
-    group_reach: float = 12.0  # how far a group moves on average, in positions
-    reach: float = 8.0  # how far an execution moves on average, half of the time
-    near: float = 6.0  # how far from a position over the limit a move begins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,7 +59,7 @@ _ONE_AT_A_TIME = threading.RLock()  # torch's profiler crashes when two threads 
 
 
 class CpuMeter:
-    """Silent on file descriptor 2 from start to stop: the profiler greets there, and warns of blocks it did not see born."""
+    """Counts with torch's profiler. Nothing reaches file descriptor 2 meanwhile: the profiler prints a greeting there, and warnings."""
 
     def __init__(self) -> None:
         from torch.profiler import ProfilerActivity, profile

@@ -21,7 +21,7 @@ class Device:
 
 
 _GIB = 2**30
-_TABLE = {
+DEVICES = {
     d.name: d
     for d in (
         # h200: copy bandwidth, bf16 rate and link measured on one H200 with torch 2.11
@@ -62,17 +62,13 @@ _TABLE = {
 def device(name: str) -> Device:
     """A device of the table by name ("h200", "rtx4090"); case and spaces do not matter."""
     key = name.lower().replace(" ", "").replace("_", "-")
-    if key not in _TABLE:
+    if key not in DEVICES:
         raise BadInput(
-            f"device {name!r} is not known: choose one of {', '.join(_TABLE)}, or add it with memfit.profile.devices.register(Device(...))."
+            f"device {name!r} is not known: choose one of {', '.join(DEVICES)}, or add it with memfit.profile.devices.register(Device(...))."
         )
-    return _TABLE[key]
+    return DEVICES[key]
 
 
 def register(new: Device) -> None:
     """Add a device, or replace one of the same name."""
-    _TABLE[new.name.lower()] = new
-
-
-def known() -> tuple[str, ...]:
-    return tuple(_TABLE)
+    DEVICES[new.name.lower()] = new

@@ -19,7 +19,7 @@ def roofline(captured: Captured, name: str) -> Costs:
     times = tuple(_time_ns(work, target) for work in plain)
     return Costs(
         op_time_ns=times,
-        workspace_bytes=with_fixed_workspace(captured, [work.workspace_bytes for work in plain]),
+        workspace_bytes=add_fixed_workspace(captured, [work.workspace_bytes for work in plain]),
         variant_time_ns=tuple(tuple(max(ns, _time_ns(work, target)) for work in works) for ns, works in zip(times, others, strict=True)),
         variant_workspace_bytes=tuple(tuple(work.workspace_bytes for work in works) for works in others),
         levels=(
@@ -35,7 +35,7 @@ def roofline(captured: Captured, name: str) -> Costs:
     )
 
 
-def with_fixed_workspace(captured: Captured, measured: list[int]) -> tuple[int, ...]:
+def add_fixed_workspace(captured: Captured, measured: list[int]) -> tuple[int, ...]:
     """Measured workspaces, with those that are known from elsewhere put in."""
     for op, size_bytes in captured.fixed_workspace:
         measured[op] = size_bytes

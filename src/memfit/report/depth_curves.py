@@ -5,11 +5,11 @@ This file draws numbers and knows no engine: `panels[network][scheme]` is a list
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memfit.core.units import format_bytes
+from memfit.report.figure import write_png
 
 Line = Sequence[tuple[int, int]]
 Panels = Mapping[str, Mapping[str, Line]]
@@ -26,13 +26,11 @@ _STYLES = {
 }
 
 
-def depth_curves_png(panels: Panels, *, title: str = "", dpi: int = 150) -> bytes:
+def depth_curves_png(panels: Panels, *, title: str = "") -> bytes:
     """The bytes of a PNG file. Both axes are logarithmic: slope 1 is O(n), slope 1/2 is O(√n), flat is O(1)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.2 * max(len(panels), 1), 5.0), dpi=dpi, layout="constrained")
-    canvas = FigureCanvasAgg(figure)
+    figure = Figure(figsize=(5.2 * max(len(panels), 1), 5.0), dpi=150, layout="constrained")
     for axes, (network, lines) in zip(figure.subplots(1, max(len(panels), 1), squeeze=False)[0], panels.items(), strict=False):
         _draw(axes, network, lines)
     handles = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
@@ -40,9 +38,7 @@ def depth_curves_png(panels: Panels, *, title: str = "", dpi: int = 150) -> byte
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=8)
     if title:
         figure.suptitle(title, fontsize=11)
-    buffer = io.BytesIO()
-    canvas.print_png(buffer, metadata={"Software": "memfit"})
-    return buffer.getvalue()
+    return write_png(figure)
 
 
 def _draw(axes: Any, network: str, lines: Mapping[str, Line]) -> None:

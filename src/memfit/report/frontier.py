@@ -8,7 +8,6 @@ time │ x
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +16,7 @@ from memfit.core.errors import BadInput, InfeasibleBudget
 from memfit.core.outcome import Outcome, Status
 from memfit.core.plan import Plan
 from memfit.core.units import format_bytes, format_percent, parse_bytes
+from memfit.report.figure import choose_unit, open_frame, write_png
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class Frontier:
         return frontier_png(self, title=title)
 
 
-def frontier_of(outcomes: Sequence[tuple[int, Outcome]], *, keep_all: Plan, device: str = "", elsewhere_bytes: int = 0) -> Frontier:
+def make_frontier(outcomes: Sequence[tuple[int, Outcome]], *, keep_all: Plan, device: str = "", elsewhere_bytes: int = 0) -> Frontier:
     """The value from (budget, outcome) pairs. What the process holds outside the step is added to budgets and peaks alike."""
     base = keep_all.timeline.time_ns
     return Frontier(
@@ -126,15 +126,13 @@ def _point(limit: int, outcome: Outcome, base_ns: int, elsewhere_bytes: int) -> 
     )
 
 
-def frontier_png(frontier: Frontier, *, title: str = "", dpi: int = 150) -> bytes:
+def frontier_png(frontier: Frontier, *, title: str = "") -> bytes:
     """Overhead over memory, with the proven bound beneath and the region below the proven minimum shaded."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.2, 4.4), dpi=dpi, layout="constrained")
-    canvas = FigureCanvasAgg(figure)
+    figure = Figure(figsize=(7.2, 4.4), dpi=150, layout="constrained")
     axes = figure.subplots()
-    unit, factor = ("GiB", 2**30) if frontier.keep_all_peak_bytes >= 2**30 else ("MiB", 2**20)
+    unit, factor = choose_unit(frontier.keep_all_peak_bytes)
     _draw_curve(axes, frontier, factor)
     minimum = frontier.proven_minimum_bytes / factor
     axes.axvspan(0, minimum, color="#d1495b", alpha=0.12, linewidth=0, label=f"below {minimum:.2f} {unit}: proven impossible")
@@ -143,11 +141,8 @@ def frontier_png(frontier: Frontier, *, title: str = "", dpi: int = 150) -> byte
     axes.set(xlabel=f"peak memory of the step ({unit})", ylabel="more op time than keep-all (%)", title=title)
     axes.legend(loc="upper right", fontsize=8, frameon=False)
     axes.grid(visible=True, alpha=0.3)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    buffer = io.BytesIO()
-    canvas.print_png(buffer, metadata={"Software": "memfit"})
-    return buffer.getvalue()
+    open_frame(axes)
+    return write_png(figure)
 
 
 def _draw_curve(axes: Any, frontier: Frontier, factor: int) -> None:

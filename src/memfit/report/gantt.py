@@ -13,9 +13,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import BytesIO
 
 from memfit.core.units import format_bytes
+from memfit.report.figure import write_png
 
 _MOST_BARS = 4_000
 
@@ -49,19 +49,12 @@ def gantt_png(chart: Gantt) -> bytes:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
-    figure = Figure(figsize=(11, 2.6 + 0.35 * min(chart.processors, 12)), layout="constrained")
+    figure = Figure(figsize=(11, 2.6 + 0.35 * min(chart.processors, 12)), dpi=130, layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[1 + 0.25 * min(chart.processors, 12), 2])
     _draw_bars(top, chart)
-    bottom.step(
-        [*chart.times, chart.makespan], [*chart.bytes_held, chart.bytes_held[-1] if chart.bytes_held else 0], where="post", color="#1b6ca8"
-    )
-    bottom.fill_between(
-        [*chart.times, chart.makespan],
-        [*chart.bytes_held, chart.bytes_held[-1] if chart.bytes_held else 0],
-        step="post",
-        alpha=0.25,
-        color="#1b6ca8",
-    )
+    times, held = [*chart.times, chart.makespan], [*chart.bytes_held, chart.bytes_held[-1] if chart.bytes_held else 0]
+    bottom.step(times, held, where="post", color="#1b6ca8")
+    bottom.fill_between(times, held, step="post", alpha=0.25, color="#1b6ca8")
     if chart.limit_bytes is not None:
         bottom.axhline(chart.limit_bytes, color="#b3261e", linestyle="--", label=f"memory {format_bytes(chart.limit_bytes)}")
     if chart.lower_bound_bytes is not None:
@@ -76,9 +69,7 @@ def gantt_png(chart: Gantt) -> bytes:
     bottom.set_xlabel("time")
     bottom.set_ylabel("memory held")
     figure.suptitle(chart.title, fontsize=10)
-    buffer = BytesIO()
-    figure.savefig(buffer, format="png", dpi=130)
-    return buffer.getvalue()
+    return write_png(figure)
 
 
 def _draw_bars(axes, chart: Gantt) -> None:  # type: ignore[no-untyped-def]

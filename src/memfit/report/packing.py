@@ -7,33 +7,29 @@ address │ ┌──────┐ ┌───┐  ─ ─ capacity
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
 
 from memfit.core.packing import Packing
+from memfit.report.figure import open_frame, write_png
 
 MAX_BOXES = 60_000  # beyond this a picture shows no more
 _BLUES = ("#1f4e79", "#2f6ea5", "#4a90c4", "#7fb3d8", "#3f8f7f", "#6aaf9f", "#c8922a", "#a87a2a")
 
 
-def packing_png(packing: Packing, *, title: str = "", dpi: int = 150) -> bytes:
+def packing_png(packing: Packing, *, title: str = "") -> bytes:
     """The packing as a PNG file's bytes, one panel per arena."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     arenas = sorted(packing.arena_heights) or [0]
     figure = Figure(figsize=(9.0, 4.6 * len(arenas)), layout="constrained")
-    canvas = FigureCanvasAgg(figure)
     panels = figure.subplots(len(arenas), squeeze=False)[:, 0]
     for axes, arena in zip(panels, arenas, strict=True):
         _draw_arena(axes, packing, arena)
     gap = f"{packing.height} of {packing.lower_bound} bytes" if packing.height != packing.lower_bound else f"{packing.height} bytes"
     panels[0].set_title(title or f"{len(packing.buffers)} buffers in {gap}: {packing.status}", fontsize=10)
-    out = io.BytesIO()
-    canvas.print_png(out, metadata={"Software": "memfit"})
-    return out.getvalue()
+    return write_png(figure)
 
 
 def _draw_arena(axes: Any, packing: Packing, arena: int) -> None:
@@ -55,8 +51,7 @@ def _draw_arena(axes: Any, packing: Packing, arena: int) -> None:
     axes.set_xlabel("time")
     axes.set_ylabel("address (bytes)" if len(packing.arena_heights) < 2 else f"arena {arena} (bytes)")
     axes.legend(loc="upper right", fontsize=8)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    open_frame(axes)
 
 
 def _load(packing: Packing, arena: int) -> tuple[Any, Any]:

@@ -1,6 +1,6 @@
-"""One plan, looked at: what it holds at its peak and over time, what it recomputes, against the same step without recomputation.
+"""A report of one plan: what it holds at its peak and over time, what it recomputes, against the same step without recomputation.
 
-One aggregator; text and JSON here, PNG from `timeline.py`, HTML from `html.py`.
+One aggregator; text and JSON here, PNG from `timeline.py`, HTML from `plan_page.py`.
 """
 
 from __future__ import annotations
@@ -119,9 +119,9 @@ def report_plan(graph: Graph, plan: Plan, costs: Costs, *, keep_all: Plan | None
         raise BadInput(f"the plan belongs to graph {plan.graph_digest[:12]}, not to {graph.digest[:12]}: give the graph it was made for.")
     timeline = simulate(graph, plan.schedule, costs)
     base = keep_all.timeline.time_ns if keep_all is not None else 0
-    curves = [curve_of("planned", plan.schedule, timeline, costs)]
+    curves = [make_curve("planned", plan.schedule, timeline, costs)]
     if keep_all is not None:
-        curves.insert(0, curve_of("keep all", keep_all.schedule, keep_all.timeline, costs))
+        curves.insert(0, make_curve("keep all", keep_all.schedule, keep_all.timeline, costs))
     return PlanReport(
         planner=plan.planner,
         budget_bytes=plan.budget.device_bytes,
@@ -132,19 +132,19 @@ def report_plan(graph: Graph, plan: Plan, costs: Costs, *, keep_all: Plan | None
         num_steps=len(plan.schedule.steps),
         num_computes=len(plan.schedule.computes),
         num_ops=len(graph.ops),
-        recomputed=_recomputed(graph, plan.schedule, costs),
+        recomputed=_find_recomputed(graph, plan.schedule, costs),
         layout_height_bytes=plan.layout.height_bytes if plan.layout is not None else None,
         curves=tuple(curves),
     )
 
 
-def curve_of(label: str, schedule: Schedule, timeline: Timeline, costs: Costs) -> Curve:
+def make_curve(label: str, schedule: Schedule, timeline: Timeline, costs: Costs) -> Curve:
     """Bytes against op time so far, in milliseconds."""
     durations = [costs.time_ns(s.op, s.variant) / 1e6 if isinstance(s, Compute) else 0.0 for s in schedule.steps]
     return Curve(label=label, times=list(accumulate(durations, initial=0.0))[:-1], bytes_held=timeline.bytes_at_step)
 
 
-def _recomputed(graph: Graph, schedule: Schedule, costs: Costs) -> tuple[Recomputed, ...]:
+def _find_recomputed(graph: Graph, schedule: Schedule, costs: Costs) -> tuple[Recomputed, ...]:
     computes: Sequence[Compute] = [s for s in schedule.steps if isinstance(s, Compute)]
     runs, spent = Counter(s.op for s in computes), Counter[int]()
     seen: set[int] = set()

@@ -10,13 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from typing import Any
 
 from memfit.core.units import format_bytes
-
-_GIB = 2**30
-_MIB = 2**20
+from memfit.report.figure import choose_unit, write_png
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,24 +34,17 @@ class Panel:
 
 def timeline_png(panels: Sequence[Panel]) -> bytes:
     """One picture, one panel per model."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, len(panels), figsize=(6.4 * len(panels), 4.0), squeeze=False)
-    for axis, panel in zip(axes[0], panels, strict=True):
+    figure = Figure(figsize=(6.4 * len(panels), 4.0), dpi=130, layout="tight")
+    for axis, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         _draw(axis, panel)
-    figure.tight_layout()
-    buffer = BytesIO()
-    figure.savefig(buffer, format="png", dpi=130)
-    plt.close(figure)
-    return buffer.getvalue()
+    return write_png(figure)
 
 
 def _draw(axis: Any, panel: Panel) -> None:
     most = max(max(c.bytes_held, default=0) for c in panel.curves)
-    unit, factor = ("GiB", _GIB) if most >= _GIB else ("MiB", _MIB)
+    unit, factor = choose_unit(most)
     colours = ("#b8bec9", "#2a6fdb", "#d1495b")
     for curve, colour in zip(panel.curves, colours, strict=False):
         values = [b / factor for b in curve.bytes_held]

@@ -53,10 +53,23 @@ class Watched(Protocol):
     def served(self, key: Any) -> None: ...
 
 
-class Prepare(Protocol):
-    """Capture, profile, plan and generate for one call; `tighter_by` bytes below the budget."""
+class Preparer(Protocol):
+    """What makes steps for a stepper: `pipeline.prepare.Preparer`."""
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, accumulates: bool, tighter_by: int) -> Ready: ...
+    def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call as its tensors, `.tensors`, and what tells one plan from another, `.key()`."""
+        ...
+
+    def plan_for(self, call: Any, *, accumulates: bool, tighter_by: int) -> Ready:
+        """A call captured, planned and generated, `tighter_by` bytes below the budget."""
+        ...
+
+    def meter(self, device: torch.device) -> Meter: ...
+
+    @property
+    def recorder(self) -> Callable[[Ready], Recorder] | None:
+        """What records steps in CUDA graphs; None where they are called."""
+        ...
 
 
 @dataclass(slots=True)
@@ -90,18 +103,15 @@ class Stepper:
     def __init__(
         self,
         model: nn.Module,
-        prepare: Prepare,
+        preparer: Preparer,
         *,
         loss_fn: Callable[..., Any] | None,
         num_targets: int,
         check: bool | str,
-        meter: Callable[[torch.device], Meter],
-        flatten: Callable[[tuple[Any, ...], dict[str, Any]], Any],
-        recorder: Callable[[Ready], Recorder] | None = None,
         watched: Watched | None = None,
     ) -> None:
-        self.model, self.prepare, self.loss_fn, self.num_targets, self.check = model, prepare, loss_fn, num_targets, check
-        self.meter, self.flatten, self.recorder, self.watched = meter, flatten, recorder, watched
+        self.model, self.preparer, self.loss_fn, self.num_targets, self.check = model, preparer, loss_fn, num_targets, check
+        self.flatten, self.recorder, self.watched = preparer.flatten, preparer.recorder, watched
         self.shapes: Recent[_Shape] = Recent()
         self.latest: _Shape | None = None
         self.subject = model  # whose training flags a plan depends on
@@ -186,15 +196,15 @@ class Stepper:
             if self.watched is not None:
                 self.watched.begin(key[0], self.flatten(args, kwargs))
             self.forget_recordings()
-            again = fakes_like((args, kwargs))  # to plan a second time: the tensors themselves are the caller's
+            again = self.flatten(*fakes_like((args, kwargs)))  # to plan a second time: the tensors themselves are the caller's
             moment = Moment.now(self.subject, sources[0].device if sources else torch.device("cpu"))
 
             def prepare(tighter_by: int) -> Ready:
                 with moment.again(self.subject), torch.enable_grad():
-                    return self.prepare(*again, accumulates=accumulates, tighter_by=tighter_by)
+                    return self.preparer.plan_for(again, accumulates=accumulates, tighter_by=tighter_by)
 
             with self.watched.planning() if self.watched is not None else nullcontext():
-                ready = self.prepare(args, kwargs, accumulates=accumulates, tighter_by=0)
+                ready = self.preparer.plan_for(self.flatten(args, kwargs), accumulates=accumulates, tighter_by=0)
             shape = self.shapes.keep(key, _Shape(ready=ready, prepare=prepare, moment=moment, notes=[ready.note] if ready.note else []))
         elif self.watched is not None:
             self.watched.served(key[0])
@@ -350,7 +360,7 @@ class Trial:
         if is_profiling():  # the user's own profiler is running: leave it alone
             yield
             return
-        meter = self.stepper.meter(self.device)
+        meter = self.stepper.preparer.meter(self.device)
         meter.start()
         try:
             yield

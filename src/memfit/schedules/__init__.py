@@ -63,7 +63,7 @@ def small_gpt() -> Example:
 
     torch.manual_seed(0)
     tokens = torch.randint(0, 1000, (8, 128))
-    return _with_loss(SmallGPT(), tokens, tokens.roll(-1, 1).flatten())
+    return _add_loss(SmallGPT(), tokens, tokens.roll(-1, 1).flatten())
 
 
 def small_resnet() -> Example:
@@ -73,10 +73,10 @@ def small_resnet() -> Example:
     from memfit.cli.torch_demo import SmallResNet
 
     torch.manual_seed(0)
-    return _with_loss(SmallResNet(), torch.randn(16, 3, 32, 32), torch.randint(0, 10, (16,)))
+    return _add_loss(SmallResNet(), torch.randn(16, 3, 32, 32), torch.randint(0, 10, (16,)))
 
 
-def _with_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> Example:
+def _add_loss(model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> Example:
     import torch
 
     return model, (inputs,), torch.nn.functional.cross_entropy, (targets,)

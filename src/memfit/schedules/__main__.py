@@ -46,7 +46,7 @@ def write(folder: Path) -> None:
 def make(name: str, folder: Path) -> dict[str, Any]:
     import torch
 
-    from memfit.pipeline.prepare import study
+    from memfit.pipeline.study import study
     from memfit.planning import plan
 
     model, inputs, loss_fn, targets = example(name)

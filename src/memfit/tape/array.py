@@ -57,7 +57,7 @@ class Node:
     backward: bool = False
 
 
-def only(adjoints: Sequence[Array | None]) -> Array:
+def get_only(adjoints: Sequence[Array | None]) -> Array:
     """The adjoint of a node with one output: a node is differentiated only when some output has one."""
     assert adjoints[0] is not None
     return adjoints[0]

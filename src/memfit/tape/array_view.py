@@ -28,7 +28,7 @@ ALIGNMENT_BYTES = 8
 _NOTHING = bytearray(16)
 
 
-def rounded_bytes(num_bytes: int) -> int:
+def round_up_bytes(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
@@ -58,7 +58,7 @@ class Spec:
     @property
     def buffer_bytes(self) -> int:
         """What a buffer for it occupies."""
-        return rounded_bytes(self.nbytes)
+        return round_up_bytes(self.nbytes)
 
     def view(self) -> View:
         return View(self.shape, row_strides(self.shape, self.dtype.itemsize), 0, self.dtype)

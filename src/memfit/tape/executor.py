@@ -18,7 +18,7 @@ from memfit.core.errors import BadInput
 from memfit.core.plan import Layout, Plan
 from memfit.core.schedule import Schedule
 from memfit.tape.array import Array
-from memfit.tape.array_view import Data, rounded_bytes
+from memfit.tape.array_view import Data, round_up_bytes
 from memfit.tape.instructions import Drop, Forget, Instruction, Load, Lowered, Run, Save, Slot, lower
 from memfit.tape.memory.memories import EMPTY, Arena, Fresh, Memory, check_fits, new_buffer
 from memfit.tape.plain_schedules import drop_early
@@ -98,7 +98,7 @@ class Executor:
         raw = data.reshape(-1).view(np.uint8) if data.size else EMPTY
         if not self.copy_sources:
             return raw
-        own = new_buffer(rounded_bytes(raw.size))
+        own = new_buffer(round_up_bytes(raw.size))
         own[: raw.size] = raw
         return own
 

@@ -102,10 +102,10 @@ def _dependents(tape: Tape, wrt: Sequence[Array], since: int) -> set[int]:
     return found
 
 
-def vjp_through(plainly: Callable[..., Sequence[Array]], node: Node, u: Sequence[Array | None]) -> tuple[Array | None, ...]:
+def vjp_through(simple: Callable[..., Sequence[Array]], node: Node, u: Sequence[Array | None]) -> tuple[Array | None, ...]:
     """A vjp for an op without one: write the op once more in simple ops, and differentiate those."""
     since = len(node.inputs[0].tape.nodes)
-    outputs = plainly(*node.inputs)
+    outputs = simple(*node.inputs)
     seeds = [(out, part) for out, part in zip(outputs, u, strict=True) if part is not None]
     distinct = list({x.id: x for x in node.inputs}.values())
     found = dict(zip((x.id for x in distinct), _adjoints(seeds, distinct, since=since), strict=True))

@@ -99,7 +99,7 @@ def _rebuild(
         waiting.extend((graph.storage_of(t), False) for t in reversed(op.inputs))
 
 
-def recomputations(schedule: Schedule) -> int:
+def count_recomputations(schedule: Schedule) -> int:
     """How many computes repeat an op."""
     runs: dict[int, int] = defaultdict(int)
     for step in schedule.computes:

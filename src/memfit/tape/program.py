@@ -57,7 +57,7 @@ def compile_program(results: Sequence[Array], *, inplace: bool = True) -> Progra
     if not results:
         raise BadInput("a program needs at least one result.")
     tape = results[0].tape
-    nodes = _needed(tape, [r.value for r in results])
+    nodes = _find_needed(tape, [r.value for r in results])
     values = sorted({x.value for n in nodes for x in (*n.inputs, *n.outputs)} | {r.value for r in results})
     tensor_of = {value: k for k, value in enumerate(values)}
     gradients = {r.value for r in results if tape.values[r.value].kind is Kind.TEMPORARY}
@@ -83,7 +83,7 @@ def compile_program(results: Sequence[Array], *, inplace: bool = True) -> Progra
     )
 
 
-def _needed(tape: Tape, values: Sequence[int]) -> list[Node]:
+def _find_needed(tape: Tape, values: Sequence[int]) -> list[Node]:
     """Computing nodes that these values need, in recorded order."""
     waiting = [tape.values[v].node for v in values]
     found: set[int] = set()

@@ -33,11 +33,11 @@ _FILES = {
     "sequential.postorder": ("best_postorder",),
     "parallel.proportional_mapping": ("proportional",),
     "trees.read_files": ("parse_tasks", "read_tasks"),
-    "sequential.out_tree": ("as_out_tree", "out_tree_order"),
+    "sequential.out_tree": ("recognize_out_tree", "out_tree_order"),
     "parallel.safe_booking": ("SafeBooking", "safebooking"),
     "api": ("ALGORITHMS", "schedule"),
     "sequential.series_parallel": ("series_parallel_order",),
     "trees.from_training_graph": ("from_training_graph",),
-    "trees.tree": ("Tree", "as_tree", "tree_graph"),
+    "trees.tree": ("Tree", "recognize_tree", "tree_graph"),
 }
 __getattr__, __dir__, __all__ = load_on_use(__name__, _FILES)

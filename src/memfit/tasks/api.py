@@ -27,7 +27,7 @@ from memfit.tasks.parallel.subtree_scheduling import par_subtrees
 from memfit.tasks.sequential.choose_algorithm import SEQUENTIAL, Progress, Solution, solve
 from memfit.tasks.sequential.postorder import best_postorder
 from memfit.tasks.spilling import least_io
-from memfit.tasks.trees.tree import Tree, as_tree
+from memfit.tasks.trees.tree import Tree, recognize_tree
 
 PARALLEL = (
     "membooking", "safebooking", "par-subtrees", "par-inner-first", "par-deepest-first", "all-to-all", "proportional", "memory-aware",
@@ -58,19 +58,19 @@ def schedule(
     chosen = "auto" if algorithm in PARALLEL else algorithm
     solution = solve(graph, chosen, time_limit_s=time_limit_s, seed=seed, progress=progress)
     if memory_bytes is not None and solution.peak_bytes > memory_bytes and (algorithm not in PARALLEL or spill):
-        outcome = _short(graph, solution, memory_bytes, spill=spill)
+        outcome = _answer_short(graph, solution, memory_bytes, spill=spill)
     elif parallel:
-        outcome = _parallel(graph, solution, processors, memory_bytes, algorithm)
+        outcome = _answer_in_parallel(graph, solution, processors, memory_bytes, algorithm)
     else:
-        outcome = _one(graph, solution, memory_bytes)
+        outcome = _answer_in_order(graph, solution, memory_bytes)
     bound = makespan_lower_bound(graph, processors if parallel else 1)
     if outcome.algorithm in _SPREADING:
         bound = float(graph.time.sum()) / processors
     outcome = replace(outcome, processors=processors, makespan_lower_bound=bound, seconds=time.perf_counter() - begin)
-    return _with_makespan_status(outcome) if parallel and outcome.runs else outcome
+    return _judge_makespan(outcome) if parallel and outcome.runs else outcome
 
 
-def _one(graph: TaskGraph, solution: Solution, memory_bytes: int | None) -> TaskOutcome:
+def _answer_in_order(graph: TaskGraph, solution: Solution, memory_bytes: int | None) -> TaskOutcome:
     profile = judge_order(graph, solution.order)
     return TaskOutcome(
         status=Status.OPTIMAL if solution.optimal else Status.FEASIBLE,
@@ -85,7 +85,7 @@ def _one(graph: TaskGraph, solution: Solution, memory_bytes: int | None) -> Task
     )
 
 
-def _short(graph: TaskGraph, solution: Solution, memory_bytes: int, *, spill: bool) -> TaskOutcome:
+def _answer_short(graph: TaskGraph, solution: Solution, memory_bytes: int, *, spill: bool) -> TaskOutcome:
     """The order found does not fit: spill, or say why not."""
     have, least = format_bytes(memory_bytes), f"{format_bytes(solution.lower_bound_bytes)} ({solution.lower_bound_bytes} bytes)"
     empty = TaskOutcome(
@@ -96,7 +96,7 @@ def _short(graph: TaskGraph, solution: Solution, memory_bytes: int, *, spill: bo
         reason=f"{have} is below the proven minimum {least}: no order of these tasks holds less. Give it that much, or spill (--spill).",
     )
     if spill:
-        return _spilled(graph, solution, memory_bytes, empty)
+        return _spill(graph, solution, memory_bytes, empty)
     if memory_bytes < solution.lower_bound_bytes:
         return empty
     found = f"{format_bytes(solution.peak_bytes)} ({solution.peak_bytes} bytes)"
@@ -104,9 +104,9 @@ def _short(graph: TaskGraph, solution: Solution, memory_bytes: int, *, spill: bo
     return replace(empty, status=Status.UNKNOWN, peak_bytes=solution.peak_bytes, reason=reason)
 
 
-def _spilled(graph: TaskGraph, solution: Solution, memory_bytes: int, empty: TaskOutcome) -> TaskOutcome:
+def _spill(graph: TaskGraph, solution: Solution, memory_bytes: int, empty: TaskOutcome) -> TaskOutcome:
     orders = [solution.order, graph.topological_order]
-    tree = as_tree(graph)
+    tree = recognize_tree(graph)
     if tree is not None:
         orders.append(best_postorder(tree)[0])
     try:
@@ -126,15 +126,15 @@ def _spilled(graph: TaskGraph, solution: Solution, memory_bytes: int, empty: Tas
     )
 
 
-def _parallel(graph: TaskGraph, solution: Solution, processors: int, memory_bytes: int | None, algorithm: str) -> TaskOutcome:
-    names = _candidates(graph, memory_bytes) if algorithm == "auto" else (algorithm,)
-    tree = as_tree(graph)
+def _answer_in_parallel(graph: TaskGraph, solution: Solution, processors: int, memory_bytes: int | None, algorithm: str) -> TaskOutcome:
+    names = _choose_algorithms(graph, memory_bytes) if algorithm == "auto" else (algorithm,)
+    tree = recognize_tree(graph)
     best: TaskOutcome | None = None
     for name in names:
         try:
             runs = run_parallel(graph, tree, solution, name, processors, memory_bytes)
         except InfeasibleBudget as error:
-            return _refused(solution, name, memory_bytes, str(error))
+            return _refuse(solution, name, memory_bytes, str(error))
         profile = judge_parallel(graph, runs, processors=processors)
         outcome = TaskOutcome(
             status=Status.FEASIBLE,
@@ -149,7 +149,7 @@ def _parallel(graph: TaskGraph, solution: Solution, processors: int, memory_byte
         )
         if memory_bytes is not None and profile.peak_bytes > memory_bytes:
             need = f"{format_bytes(profile.peak_bytes)} ({profile.peak_bytes} bytes)"
-            return _refused(solution, name, memory_bytes, f"{name} does not look at memory and holds {need}: choose membooking or auto.")
+            return _refuse(solution, name, memory_bytes, f"{name} does not look at memory and holds {need}: choose membooking or auto.")
         key = (outcome.makespan or 0.0, profile.peak_bytes)
         if best is None or key < (best.makespan or 0.0, best.peak_bytes or 0):
             best = outcome
@@ -157,7 +157,7 @@ def _parallel(graph: TaskGraph, solution: Solution, processors: int, memory_byte
     return best
 
 
-def _refused(solution: Solution, name: str, memory_bytes: int | None, reason: str) -> TaskOutcome:
+def _refuse(solution: Solution, name: str, memory_bytes: int | None, reason: str) -> TaskOutcome:
     proven = memory_bytes is not None and memory_bytes < solution.lower_bound_bytes
     return TaskOutcome(
         status=Status.INFEASIBLE if proven else Status.UNKNOWN,
@@ -168,10 +168,10 @@ def _refused(solution: Solution, name: str, memory_bytes: int | None, reason: st
     )
 
 
-def _candidates(graph: TaskGraph, memory_bytes: int | None) -> tuple[str, ...]:
+def _choose_algorithms(graph: TaskGraph, memory_bytes: int | None) -> tuple[str, ...]:
     if memory_bytes is None:
         return ("par-deepest-first", "par-inner-first")
-    tree = as_tree(graph) is not None
+    tree = recognize_tree(graph) is not None
     if tree and graph.num_tasks > _SAFE_LIMIT:
         return ("membooking",)
     return ("membooking", "safebooking") if tree else ("safebooking",)
@@ -197,7 +197,7 @@ def run_parallel(
     return {"all-to-all": all_to_all, "proportional": proportional, "par-subtrees": par_subtrees}[name](tree, processors)
 
 
-def _with_makespan_status(outcome: TaskOutcome) -> TaskOutcome:
+def _judge_makespan(outcome: TaskOutcome) -> TaskOutcome:
     """On several processors the makespan is the aim: optimal when it meets its bound."""
     assert outcome.makespan is not None
     optimal = outcome.makespan <= outcome.makespan_lower_bound * (1 + 1e-12)

@@ -12,7 +12,7 @@ import numpy as np
 
 from memfit.tasks.graph import Floats, Ints, TaskGraph
 from memfit.tasks.sequential.liu import liu_order
-from memfit.tasks.trees.tree import joined
+from memfit.tasks.trees.tree import join_roots
 
 _CLOSURE_LIMIT = 2_000  # tasks up to which ancestors and descendants are kept as bit sets
 
@@ -53,7 +53,7 @@ def _forest_peak(graph: TaskGraph, chosen: list[int]) -> int:
             parent[producer], output[producer] = reader, size
     carried = np.maximum(np.array(output, np.int64), 0)
     memory = graph.memory_bytes + graph.output_bytes - carried  # what goes elsewhere is held at least while the task runs
-    return liu_order(joined(np.array(parent, np.int64), carried, memory, graph.time))[1]
+    return liu_order(join_roots(np.array(parent, np.int64), carried, memory, graph.time))[1]
 
 
 def _one_reader(graph: TaskGraph, position: Ints, *, latest: bool) -> list[int]:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memfit.core.errors import InfeasibleBudget, NoPlanFound
-from memfit.core.outcome import Status
+from memfit.core.outcome import Answer
 from memfit.tasks.judge import ParallelProfile, Profile, Run, SpillPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskOutcome:
+class TaskOutcome(Answer):
     """`status` is about the peak on one processor, about the makespan within the memory on several.
 
     `order` holds positions of tasks (by start, on several processors, with `runs` beside it). Times are in the graph's unit.
     """
 
-    status: Status
     algorithm: str
     processors: int = 1
     memory_bytes: int | None = None
@@ -28,13 +26,8 @@ class TaskOutcome:
     makespan_lower_bound: float = 0.0
     spill: SpillPlan | None = None
     profile: Profile | ParallelProfile | None = None
-    seconds: float = 0.0
-    reason: str = ""
 
     def require_order(self) -> tuple[int, ...]:
         """The order, or the exception that says why there is none."""
-        if self.status is Status.INFEASIBLE:
-            raise InfeasibleBudget(self.reason, minimum_bytes=self.lower_bound_bytes)
-        if self.status is Status.UNKNOWN:
-            raise NoPlanFound(self.reason)
+        self.require(self.lower_bound_bytes)
         return self.order

@@ -7,7 +7,7 @@ from memfit.tasks.judge import ParallelProfile, Run, judge_order
 from memfit.tasks.outcome import TaskOutcome
 
 
-def as_runs(graph: TaskGraph, outcome: TaskOutcome) -> tuple[Run, ...]:
+def list_runs(graph: TaskGraph, outcome: TaskOutcome) -> tuple[Run, ...]:
     """The runs of a parallel schedule; on one processor the tasks of the order, one after another."""
     if outcome.runs:
         return outcome.runs
@@ -22,14 +22,14 @@ def memory_over_time(graph: TaskGraph, outcome: TaskOutcome) -> tuple[list[float
     """Instants and the bytes held from each of them on. With spilling: what is held during each task."""
     if isinstance(outcome.profile, ParallelProfile):
         return list(outcome.profile.times), list(outcome.profile.bytes_held)
-    runs = as_runs(graph, outcome)
+    runs = list_runs(graph, outcome)
     if outcome.spill is not None:
-        return [r.start for r in runs], _held_when_spilling(graph, outcome)
+        return [r.start for r in runs], _replay_spilling(graph, outcome)
     profile = outcome.profile or judge_order(graph, list(outcome.order))
     return [r.start for r in runs], profile.bytes_at_step.tolist()
 
 
-def _held_when_spilling(graph: TaskGraph, outcome: TaskOutcome) -> list[int]:
+def _replay_spilling(graph: TaskGraph, outcome: TaskOutcome) -> list[int]:
     assert outcome.spill is not None
     pending = list(outcome.spill.transfers[::-1])
     left, size = graph.readers.counts.tolist(), graph.item_bytes.tolist()

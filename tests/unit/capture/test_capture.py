@@ -10,11 +10,11 @@ from tests.training import Tied, batch, deep
 from torch import nn
 from torch.nn import functional
 
-from memfit.capture.capture import capture
 from memfit.capture.captured import Captured, Role
 from memfit.capture.inputs import Call
 from memfit.capture.lower.optimizer_bytes import SCALARS_BYTES, optimizer_bytes
 from memfit.core.graph import Kind
+from memfit.pipeline.capture import capture
 
 
 def captured(model: nn.Module, *inputs: torch.Tensor, **options: Any) -> Captured:

@@ -10,9 +10,9 @@ SOURCE = str(Path(__file__).parents[3] / "src")
 SCRIPT = """
 import os, sys
 sys.path.insert(0, {source!r})
-from memfit.cli.console import only_data_on_stdout, print_json
+from memfit.cli.console import keep_stdout_for_data, print_json
 try:
-    with only_data_on_stdout():
+    with keep_stdout_for_data():
         os.write(1, b"noise of a solver\\n")
         print_json({{"answer": 42}})
         {last}

@@ -10,7 +10,7 @@ from benchmarks.models.offset_instances import cut_anywhere
 from typer.testing import CliRunner
 
 from memfit.cli import app, main
-from memfit.cli.pack import _left_s
+from memfit.cli.pack import _subtract_spent_s
 from memfit.core.packing import check_packing
 from memfit.offsets import read_buffers
 
@@ -98,10 +98,10 @@ def test_bad_files_are_refused_in_one_line(
 
 
 def test_loading_counts_towards_the_limit() -> None:
-    assert _left_s(30.0, 4.0) == 25.0
-    assert _left_s(2.0, 8.0) == 0.5
-    assert _left_s(0.1, 8.0) == 0.1
-    assert _left_s(0.0, 8.0) == 0.0
+    assert _subtract_spent_s(30.0, 4.0) == 25.0
+    assert _subtract_spent_s(2.0, 8.0) == 0.5
+    assert _subtract_spent_s(0.1, 8.0) == 0.1
+    assert _subtract_spent_s(0.0, 8.0) == 0.0
 
 
 def test_a_missing_folder_is_refused_before_the_search(

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tests.unit.passes.variants.test_registry import Picture, Words
+from tests.unit.passes.variants.test_choices import Picture, Words
 from torch import nn
 
 import memfit
-from memfit.capture.capture import capture
 from memfit.capture.captured import Captured, Role
 from memfit.capture.inputs import Call
 from memfit.compilers.inductor.compiler import Inductor
@@ -24,12 +23,15 @@ from memfit.kernels.fused_attention import AttentionBackwardBy, AttentionBy
 from memfit.kernels.fused_loss import FusedLoss
 from memfit.kernels.implementation import Implementation, Work, count_bytes, work_of
 from memfit.kernels.norms import CudnnBatchNorm, CudnnBatchNormBackward
-from memfit.passes.regions.regions import with_regions
-from memfit.passes.slicing.slice_blocks import with_sliced_blocks
-from memfit.passes.step.chunked_loss import with_chunked_loss
-from memfit.passes.step.concat_gradients import with_gradients_by_parts
-from memfit.passes.step.fused_loss import with_fused_loss
-from memfit.passes.variants.registry import add_variants, with_library_forms, with_sliced_convolutions
+from memfit.passes.interface import Context
+from memfit.passes.regions.regions import gather_regions
+from memfit.passes.run import offer_choices
+from memfit.passes.slicing.slice_blocks import slice_blocks
+from memfit.passes.step.chunked_loss import chunk_loss
+from memfit.passes.step.concat_gradients import split_concat_gradients
+from memfit.passes.step.fused_loss import fuse_loss
+from memfit.passes.variants.convolution_slices import slice_convolutions
+from memfit.pipeline.capture import capture
 from memfit.profile.allocations import peaks_of
 from memfit.profile.roofline import roofline
 from memfit.torch_private.tensors import is_op
@@ -85,18 +87,18 @@ MODELS = {
 
 
 def eager_forms(plain: Captured) -> Iterator[Captured]:
-    wholes = (plain, with_chunked_loss(plain, least_fraction=0.0), with_gradients_by_parts(plain, least_fraction=0.0))
-    blocks = (form for lean in (False, True) for form in with_sliced_blocks(plain, None, lean=lean))
-    for form in (*wholes, *blocks, with_sliced_convolutions(plain, least_fraction=0.0)):
+    wholes = (plain, chunk_loss(plain, least_fraction=0.0), split_concat_gradients(plain, least_fraction=0.0))
+    blocks = (form for lean in (False, True) for form in slice_blocks(plain, None, lean=lean))
+    for form in (*wholes, *blocks, slice_convolutions(plain, least_fraction=0.0)):
         if form is not None:
-            yield add_variants(form, rounding=True, least_fraction=0.0)
+            yield offer_choices(form, "eager", Context(least_fraction=0.0))
 
 
 def compiled_forms(fine: Captured) -> Iterator[Captured]:
-    wholes = (fine, with_fused_loss(fine, Inductor(), least_fraction=0.0), with_gradients_by_parts(fine, Inductor(), least_fraction=0.0))
-    for form in (*wholes, *with_sliced_blocks(fine, Inductor()), with_sliced_convolutions(fine, least_fraction=0.0)):
+    wholes = (fine, fuse_loss(fine, Inductor(), least_fraction=0.0), split_concat_gradients(fine, Inductor(), least_fraction=0.0))
+    for form in (*wholes, *slice_blocks(fine, Inductor()), slice_convolutions(fine, least_fraction=0.0)):
         if form is not None:
-            yield with_regions(with_library_forms(form, least_fraction=0.0), Inductor())
+            yield gather_regions(offer_choices(form, "inductor", Context(least_fraction=0.0)), Inductor())
 
 
 def walk() -> Iterator[Captured]:
@@ -168,7 +170,7 @@ def test_a_language_model_costs_as_much_with_its_loss_fused_as_in_chunks() -> No
     call = Call.flatten((TOKENS, TOKENS.flatten()), {})
     model = nn.Sequential(nn.Embedding(5000, 64), nn.Linear(64, 5000, bias=False), nn.Flatten(0, 1))
     fine = capture(model, call, loss_fn=cross_entropy, num_targets=1, compiler=Inductor())
-    fused, chunked = with_fused_loss(fine, Inductor()), with_chunked_loss(fine)
+    fused, chunked = fuse_loss(fine, Inductor()), chunk_loss(fine)
     assert fused is not None
     assert chunked is not None
     times = [

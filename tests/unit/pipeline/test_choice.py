@@ -13,7 +13,8 @@ from memfit.core.budget import Budget
 from memfit.core.costs import uniform_costs
 from memfit.core.outcome import Outcome
 from memfit.pipeline import choice
-from memfit.pipeline.choice import PlanSettings, best_plan
+from memfit.pipeline.choice import PlanSettings, choose_plan
+from memfit.pipeline.costs import Costed
 from memfit.report.progress import Progress
 
 
@@ -21,20 +22,21 @@ from memfit.report.progress import Progress
 def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What every search was given."""
     given: list[float] = []
-    plan_captured = choice.plan_captured
+    plan_form = choice.plan_form
 
     def note(*args: Any, time_limit_s: float, **more: Any) -> Outcome:
         given.append(round(time_limit_s, 6))
-        return plan_captured(*args, time_limit_s=time_limit_s, **more)
+        return plan_form(*args, time_limit_s=time_limit_s, **more)
 
-    monkeypatch.setattr(choice, "plan_captured", note)
+    monkeypatch.setattr(choice, "plan_form", note)
     return given
 
 
-def offers(count: int, made: list[int]) -> Iterator[Any]:
+def forms(count: int, made: list[int]) -> Iterator[Costed]:
     for number in range(count):
         made.append(number)
-        yield SimpleNamespace(graph=training_chain(8)), uniform_costs(training_chain(8))
+        captured: Any = SimpleNamespace(graph=training_chain(8))
+        yield Costed(name=str(number), captured=captured, costs=uniform_costs(training_chain(8)))
 
 
 def peak() -> int:
@@ -45,7 +47,7 @@ def peak() -> int:
 def search(count: int, budget: int, **settings: Any) -> list[int]:
     made: list[int] = []
     with Progress("test") as progress:
-        best_plan(offers(count, made), Budget(device_bytes=budget), PlanSettings(time_limit_s=2.0, **settings), progress)
+        choose_plan(forms(count, made), Budget(device_bytes=budget), PlanSettings(time_limit_s=2.0, **settings), progress)
     return made
 
 

@@ -12,17 +12,18 @@ import torch
 from tests.training import CPU, batch, deep
 from torch import nn
 
-from memfit.capture.capture import capture
 from memfit.capture.captured import OpCall
 from memfit.capture.inputs import Call
 from memfit.core.errors import BadInput
 from memfit.kernels.compiler import PlainOps
 from memfit.kernels.fused_loss import FusedLoss
-from memfit.profile import measured as measured_module
+from memfit.pipeline.capture import capture
+from memfit.profile import devices
+from memfit.profile import measure as measured_module
 from memfit.profile.allocations import CpuMeter, peaks_of
 from memfit.profile.cache import Cache
-from memfit.profile.devices import Device, device, known, register
-from memfit.profile.measured import measured
+from memfit.profile.devices import Device, device, register
+from memfit.profile.measure import Measurement, measure_costs
 from memfit.profile.roofline import roofline
 
 
@@ -30,14 +31,15 @@ def step() -> Any:
     return capture(deep(), Call.flatten((batch()[0],), {}))
 
 
-def test_devices_by_name() -> None:
+def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "DEVICES", dict(devices.DEVICES))  # what is registered here is forgotten afterwards
     assert device("H200").memory_bytes > 100 * 2**30
     assert device("rtx 4090").name == "rtx4090"
     with pytest.raises(BadInput, match="register"):
         device("abacus")
     register(Device(name="abacus", memory_bytes=10, memory_bytes_per_s=1, fp32_flops=1, half_flops=1, link_bytes_per_s=1))
     assert device("abacus").memory_bytes == 10
-    assert "abacus" in known()
+    assert "abacus" in devices.DEVICES
 
 
 def test_the_roofline_costs_views_nothing_and_products_by_their_arithmetic() -> None:
@@ -54,20 +56,20 @@ def test_the_roofline_costs_views_nothing_and_products_by_their_arithmetic() -> 
 
 def test_measured_once_then_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     captured = step()
-    first = measured(captured, cache=Cache(tmp_path))
+    first = measure_costs(captured, cache=Cache(tmp_path))
     assert sum(first.op_time_ns) > 0
 
     def refuse(*args: Any) -> Any:
         raise AssertionError("measured again")
 
     monkeypatch.setattr(measured_module, "_measure_op", refuse)
-    assert measured(captured, cache=Cache(tmp_path)) == first
+    assert measure_costs(captured, cache=Cache(tmp_path)) == first
 
 
 def test_measuring_draws_no_random_numbers(tmp_path: Path) -> None:
     captured = step()
     torch.manual_seed(3)
-    measured(captured, cache=Cache(tmp_path))
+    measure_costs(captured, cache=Cache(tmp_path))
     after = torch.rand(3)
     torch.manual_seed(3)
     assert torch.equal(after, torch.rand(3))
@@ -88,6 +90,9 @@ def test_first_calls_are_made_one_by_one_where_a_library_loads_kernels(kind: str
         def call(self, op: int, _variant: int) -> OpCall:
             return OpCall(target=targets[op])
 
+    measurement = Measurement.__new__(Measurement)
+    measurement.captured, measurement.missing = Step(), [("", (op, 0)) for op in range(5)]  # type: ignore[assignment]
+
     def run(op: int) -> None:
         called.append(op)
         if op == 2:
@@ -95,7 +100,7 @@ def test_first_calls_are_made_one_by_one_where_a_library_loads_kernels(kind: str
 
     monkeypatch.setattr(measured_module, "_runner", lambda _, op, __: lambda: run(op))
     monkeypatch.setattr(torch.random, "fork_rng", lambda **_: nullcontext())
-    calls = measured_module._first_calls(Step(), [(op, 0) for op in range(5)])  # type: ignore[arg-type]
+    calls = measurement.first_calls()
     if kind == "cuda":
         next(calls)
         assert called == [0]
@@ -106,13 +111,12 @@ def test_first_calls_are_made_one_by_one_where_a_library_loads_kernels(kind: str
         assert not called
 
 
-def test_who_builds_is_told_what_is_missing(tmp_path: Path) -> None:
-    told = list[list[Any]]()
+def test_what_is_about_to_run_is_known_before_it_runs(tmp_path: Path) -> None:
     captured = step()
-    for _ in range(2):
-        measured(captured, cache=Cache(tmp_path), build=lambda targets, calls: told.append([*targets, *calls]))
-    assert torch.ops.aten.addmm.default in told[0]
-    assert not told[1]
+    first = Measurement(captured, cache=Cache(tmp_path))
+    assert torch.ops.aten.addmm.default in first.targets
+    first.run()
+    assert not Measurement(captured, cache=Cache(tmp_path)).targets
 
 
 def test_an_op_that_cannot_run_alone_is_estimated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +124,7 @@ def test_an_op_that_cannot_run_alone_is_estimated(tmp_path: Path, monkeypatch: p
         raise RuntimeError("not with these values")
 
     monkeypatch.setattr(measured_module, "_measure_op", fail)
-    costs = measured(step(), cache=Cache(tmp_path))
+    costs = measure_costs(step(), cache=Cache(tmp_path))
     assert sum(costs.op_time_ns) > 0
 
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from memfit.chain import Chain, StorageLevel, plan_hrevolve, plan_revolve, single_level
 from memfit.chain.spacetime import Trace, trace
-from memfit.report.spacetime import MAX_LINES, _thinned, spacetime_png, spacetime_text
+from memfit.report.spacetime import MAX_LINES, _thin_out, spacetime_png, spacetime_text
 
 
 def parts(path: Trace) -> dict[str, object]:
@@ -36,4 +36,4 @@ def test_png_and_degenerate_chains() -> None:
 
 
 def test_long_pictures_are_thinned() -> None:
-    assert len(_thinned(np.zeros((5 * MAX_LINES + 1, 4)))) <= MAX_LINES
+    assert len(_thin_out(np.zeros((5 * MAX_LINES + 1, 4)))) <= MAX_LINES

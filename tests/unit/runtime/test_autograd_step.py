@@ -7,10 +7,10 @@ import torch
 from tests.training import CPU, batch, deep
 from torch import nn
 
-from memfit.capture.capture import capture
 from memfit.capture.inputs import Call
 from memfit.core.errors import Unsupported
 from memfit.core.schedule import Compute, Free, Offload, Schedule
+from memfit.pipeline.capture import capture
 from memfit.planning import plan
 from memfit.runtime.codegen import generate
 from memfit.runtime.first_step_check import Verdict

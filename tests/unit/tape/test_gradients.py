@@ -40,7 +40,6 @@ OPS: dict[str, tuple[Build, Sequence[tuple[int, ...]], str]] = {
     "log_softmax": (activations.log_softmax, [(3, 5)], ""),
     "sum_axis": (lambda a: sum_over(a, 1), [(2, 3, 4)], ""),
     "mean_axes": (lambda a: reduce.mean_over(a, (0, 2), keepdims=True), [(2, 3, 4)], ""),
-    "variance": (lambda a: reduce.variance_over(a, -1), [(3, 4)], ""),
     "broadcast": (lambda a: broadcast_to(a, (3, 2, 4)), [(2, 1)], ""),
     "transpose": (lambda a: views.transpose(a, (2, 0, 1)) * 2.0, [(2, 3, 4)], ""),
     "reshape_of_transpose": (lambda a: reshape(a.T, (2, 6)), [(3, 4)], ""),

@@ -1,4 +1,4 @@
-"""From budgets in bytes to storage levels in states: what fits, what it costs, and the refusal with its number when nothing does."""
+"""From budgets in bytes to storage levels in states: how many fit, what a copy costs, and an error with the least budget where none fits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from memfit.chain.run.state_files import FILE_OVERHEAD_BYTES, StateFolder
 from memfit.chain.run.state_store import DISK, HOST, MEMORY
-from memfit.chain.run.states import copy_tree, flatten, is_cuda, like, synchronize, to_host, tree_bytes
+from memfit.chain.run.states import copy_to_host, copy_tree, flatten, is_cuda, move_like, synchronize, tree_bytes
 from memfit.core.errors import BadInput, InfeasibleBudget
 from memfit.core.units import exact_bytes, format_bytes, parse_bytes
 
@@ -104,24 +104,24 @@ def measure(
         synchronize(state0)
         forward = time.perf_counter() - begin
     if HOST in room.places:
-        host_write, copied = _timed(lambda: to_host(state0))
-        host_read, _ = _timed(lambda: synchronize(like(copied, state0)))
+        host_write, copied = _measure_seconds(lambda: copy_to_host(state0))
+        host_read, _ = _measure_seconds(lambda: synchronize(move_like(copied, state0)))
     if folder is not None and num_steps:
-        disk_write, _ = _timed(lambda: folder.write("state", 0, state0))
-        disk_read, _ = _timed(lambda: folder.read("state", 0, state0))
+        disk_write, _ = _measure_seconds(lambda: folder.write("state", 0, state0))
+        disk_read, _ = _measure_seconds(lambda: folder.read("state", 0, state0))
         folder.drop("state", 0)
     costs = ChainCosts(forward_s=forward, host_write_s=host_write, host_read_s=host_read, disk_write_s=disk_write, disk_read_s=disk_read)
     return costs, first
 
 
-def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
+def _measure_seconds(work: Callable[[], Any]) -> tuple[float, Any]:
     begin = time.perf_counter()
     result = work()
     return time.perf_counter() - begin, result
 
 
-def with_step(function: Callable[..., Any], num_states: int) -> Callable[..., Any]:
-    """`function` as one that takes the step's number after its states, whether it wants it or not."""
+def add_step_argument(function: Callable[..., Any], num_states: int) -> Callable[..., Any]:
+    """`function`, to be called with the step's number after its states; the number is left out where it takes none."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a builtin that does not tell

@@ -19,10 +19,10 @@ from typing import Any
 
 from memfit.chain.moves import Advance, Back, Drop, Move, Read, Write, count_moves
 from memfit.chain.problem import Chain, StorageLevel
-from memfit.chain.run.levels import ChainCosts, Room, make_room, measure, open_folder, with_step
+from memfit.chain.run.levels import ChainCosts, Room, add_step_argument, make_room, measure, open_folder
 from memfit.chain.run.state_files import StateFolder
 from memfit.chain.run.state_store import DISK, HOST, StateStore
-from memfit.chain.run.states import copy_tree, flatten, leaf_bytes, leaf_header, on_device_of, raw, tree_bytes
+from memfit.chain.run.states import copy_tree, flatten, leaf_bytes, leaf_header, move_to_device_of, tree_bytes, view_bytes
 from memfit.chain.strategies.even_spacing import evenly_spaced_moves
 from memfit.chain.strategies.hrevolve import Tables, make_tables
 from memfit.core.errors import BadInput, NoPlanFound, StorageFailed, Unsupported
@@ -81,7 +81,7 @@ def run_chain(
     """
     if isinstance(num_steps, bool) or int(num_steps) != num_steps or num_steps < 0:
         raise BadInput(f"num_steps is {num_steps!r}: give a whole number of steps, 0 or more.")
-    step_fn, adjoint_fn = with_step(step_fn, 1), with_step(adjoint_fn, 2)
+    step_fn, adjoint_fn = add_step_argument(step_fn, 1), add_step_argument(adjoint_fn, 2)
     begin = time.perf_counter()
     sized = adjoint_bytes if adjoint_bytes is not None else tree_bytes(state0 if seed is None or callable(seed) else seed)
     room = make_room(state0, sized, num_steps, budget, host, disk, use_disk=disk is not None or folder is not None)
@@ -95,7 +95,7 @@ def run_chain(
         measured, first = (costs, None) if costs else measure(step_fn, state0, room, None if point.found else files, num_steps)
         runner = _Runner(step_fn, adjoint_fn, state0, seed, num_steps, room, files, point, None if point.found else first, save_every_s)
         stream = _stream(num_steps, room, measured, point)
-        runner.run(stream() if not progress else _with_bar(stream))
+        runner.run(stream() if not progress else _show_progress(stream))
         finished = True
         return runner.result(begin, measured)
     except StorageFailed:
@@ -121,14 +121,14 @@ class _Point:
 
 
 def _resume_point(files: StateFolder | None, state0: Any, seed: Any, num_steps: int, room: Room) -> _Point:
-    """The newest adjoint that can be read, and every state file that can; damaged ones are removed and done without."""
+    """The newest adjoint that can be read, and every state file that can; damaged files are removed, and the run goes on without them."""
     if files is None:
         return _Point(next_back=num_steps, adjoint=None, kept=(), found=False)
     next_back, adjoint = num_steps, None
     model = seed if seed is not None and not callable(seed) else state0
     for step in files.steps("adjoint"):
         try:
-            adjoint, next_back = on_device_of(files.read("adjoint", step, model), state0), step - 1
+            adjoint, next_back = move_to_device_of(files.read("adjoint", step, model), state0), step - 1
             break
         except StorageFailed:
             files.drop("adjoint", step)
@@ -349,10 +349,10 @@ def _describe(state0: Any, seed: Any, num_steps: int, key: str) -> dict[str, Any
 
 
 def _fingerprint(leaf: Any) -> int:
-    return zlib.crc32(raw(leaf)) if leaf_bytes(leaf) else zlib.crc32(repr(leaf).encode())
+    return zlib.crc32(view_bytes(leaf)) if leaf_bytes(leaf) else zlib.crc32(repr(leaf).encode())
 
 
-def _with_bar(stream: Callable[[], Iterator[Move]]) -> Iterator[Move]:
+def _show_progress(stream: Callable[[], Iterator[Move]]) -> Iterator[Move]:
     """The same moves with a progress bar on stderr, in steps computed."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

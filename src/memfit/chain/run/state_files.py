@@ -22,7 +22,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from memfit.chain.run.states import Bytes, Structure, flatten, leaf_from, leaf_header, raw, unflatten
+from memfit.chain.run.states import Bytes, Structure, flatten, leaf_header, make_leaf, unflatten, view_bytes
 from memfit.core.errors import BadInput, StorageFailed
 from memfit.core.files import write_whole
 from memfit.core.units import format_bytes
@@ -55,7 +55,7 @@ class StateFolder:
     def write(self, kind: str, step: int, tree: Any) -> None:
         """Put x_step or y_step on disk. Raises StorageFailed and leaves everything else as it was."""
         leaves, structure = flatten(tree)
-        fields = {"structure": structure.describe(), "tree": structure.plain(), "leaves": [leaf_header(x) for x in leaves]}
+        fields = {"structure": structure.describe(), "tree": structure.to_json(), "leaves": [leaf_header(x) for x in leaves]}
         header = json.dumps(fields).encode()
         target = self.path(kind, step)
         try:
@@ -64,7 +64,7 @@ class StateFolder:
                 file.write(_MAGIC + struct.pack("<Q", len(header)) + header)
                 for leaf in leaves:
                     if leaf_header(leaf)["bytes"]:
-                        data = raw(leaf)
+                        data = view_bytes(leaf)
                         checksum = zlib.crc32(data, checksum)
                         file.write(data)
                 file.write(struct.pack("<I", checksum))
@@ -86,7 +86,7 @@ class StateFolder:
                     f"{path}: holds a tree shaped {fields['structure']}, the run's is {structure.describe()}: keep one structure throughout, "
                     "of dicts, lists and tuples where the adjoint's differs from the state's."
                 )
-            structure = Structure.from_plain(fields["tree"])
+            structure = Structure.from_json(fields["tree"])
         return unflatten(structure, iter(leaves))
 
     def drop(self, kind: str, step: int) -> None:
@@ -171,4 +171,4 @@ def _read_leaves(file: IO[bytes], path: Path) -> tuple[dict[str, Any], list[Any]
         buffers.append(data)
     if struct.unpack("<I", file.read(4))[0] != checksum:
         raise damaged
-    return fields, [leaf_from(leaf, data) for leaf, data in zip(fields["leaves"], buffers, strict=True)]
+    return fields, [make_leaf(leaf, data) for leaf, data in zip(fields["leaves"], buffers, strict=True)]

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from memfit.chain.run.state_files import StateFolder
-from memfit.chain.run.states import copy_tree, like, to_host, tree_bytes
+from memfit.chain.run.states import copy_to_host, copy_tree, move_like, tree_bytes
 
 MEMORY, HOST, DISK = "memory", "host", "disk"
 
@@ -37,11 +37,11 @@ class StateStore:
         if self.places[level] == DISK:
             self.settle()
             self.doomed.discard(step)
-            snapshot = to_host(state)
+            snapshot = copy_to_host(state)
             self._count(tree_bytes(snapshot))
             self.writing[step] = self._writer.submit(self._write_file, step, snapshot)
         else:
-            kept = to_host(state) if self.places[level] == HOST else copy_tree(state)
+            kept = copy_to_host(state) if self.places[level] == HOST else copy_tree(state)
             self.held[level, step] = kept
             if self.places[level] == MEMORY:
                 self._count(tree_bytes(kept))
@@ -72,12 +72,12 @@ class StateStore:
         return self.folder.read("state", step, self.model)
 
     def read(self, step: int, level: int, *, last: bool) -> Any:
-        """x_step for the working buffer. `last` hands out the stored copy itself, because nobody will ask again."""
+        """x_step for the working buffer. `last`: nobody reads it again, so the stored copy itself is given."""
         if self.places[level] != DISK:
             kept = self.held[level, step]
             if last and self.places[level] == MEMORY:
                 return kept
-            return like(kept, self.model)
+            return move_like(kept, self.model)
         if self.reading is not None and self.reading[0] != step:
             self.forget_prefetch()
         if self.reading is None:
@@ -89,7 +89,7 @@ class StateStore:
             state = future.result()
         finally:
             self._count(-tree_bytes(self.model))
-        return like(state, self.model, own=True)
+        return move_like(state, self.model, own=True)
 
     def forget_prefetch(self) -> None:
         if self.reading is not None:
@@ -98,7 +98,7 @@ class StateStore:
             self._count(-tree_bytes(self.model))
 
     def drop(self, step: int, level: int) -> None:
-        """Forget a copy. A file stays until `sweep` says that it is not needed to resume."""
+        """Forget a copy. A file stays until `sweep` finds that resuming does not need it."""
         if self.places[level] == DISK:
             self.doomed.add(step)
         else:

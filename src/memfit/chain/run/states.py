@@ -38,22 +38,22 @@ class Structure:
         inner = ",".join(f"{key}:{child.describe()}" for key, child in zip(self.keys, self.children, strict=True))
         return f"{self.kind}({inner})"
 
-    def plain(self) -> Any:
+    def to_json(self) -> Any:
         """As JSON, for trees of dicts, lists and tuples, which a file can bring back alone; None for other types."""
         if self.kind in ("leaf", "none"):
             return self.kind
-        children = [child.plain() for child in self.children]
+        children = [child.to_json() for child in self.children]
         if self.kind not in ("dict", "list", "tuple") or None in children or not all(isinstance(k, str | int) for k in self.keys):
             return None
         return [self.kind, list(self.keys), children]
 
     @staticmethod
-    def from_plain(data: Any) -> Structure:
+    def from_json(data: Any) -> Structure:
         if data in ("leaf", "none"):
             return Structure(data)
         kind, keys, children = data
         made = {"dict": dict, "list": list, "tuple": tuple}[kind]
-        return Structure(kind, made, tuple(keys), tuple(map(Structure.from_plain, children)))
+        return Structure(kind, made, tuple(keys), tuple(map(Structure.from_json, children)))
 
 
 _LEAF, _NONE = Structure("leaf"), Structure("none")
@@ -149,7 +149,7 @@ def _copy(leaf: Any) -> Any:
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
-def to_host(tree: Any) -> Any:
+def copy_to_host(tree: Any) -> Any:
     """A copy in host memory: pinned where it comes from a CUDA device, so that copies back can overlap."""
     leaves, structure = flatten(tree)
     copies = []
@@ -163,8 +163,8 @@ def to_host(tree: Any) -> Any:
     return unflatten(structure, iter(copies))
 
 
-def like(tree: Any, model: Any, *, own: bool = False) -> Any:
-    """`tree`'s tensors on the devices of `model`'s, in memory of their own; `own` says that `tree` is already nobody else's."""
+def move_like(tree: Any, model: Any, *, own: bool = False) -> Any:
+    """A copy of `tree` with its tensors on the devices of `model`'s. `own`: nobody else uses `tree`, so what is in its place is not copied."""
     leaves, structure = flatten(tree)
     targets, _ = flatten(model)
     moved = [
@@ -176,7 +176,7 @@ def like(tree: Any, model: Any, *, own: bool = False) -> Any:
     return unflatten(structure, iter(moved))
 
 
-def on_device_of(tree: Any, model: Any) -> Any:
+def move_to_device_of(tree: Any, model: Any) -> Any:
     """`tree`'s tensors on the CUDA device of `model`'s, if it has one."""
     devices = [leaf.device for leaf in flatten(model)[0] if is_tensor(leaf) and leaf.is_cuda]
     if not devices:
@@ -185,7 +185,7 @@ def on_device_of(tree: Any, model: Any) -> Any:
     return unflatten(structure, iter([leaf.to(devices[0]) if is_tensor(leaf) else leaf for leaf in leaves]))
 
 
-def raw(leaf: Any) -> memoryview:
+def view_bytes(leaf: Any) -> memoryview:
     """A leaf's bytes as they lie in memory, without a copy where they are contiguous on the host."""
     if is_tensor(leaf):
         torch = sys.modules["torch"]
@@ -204,7 +204,7 @@ def leaf_header(leaf: Any) -> dict[str, Any]:
     return {"kind": "scalar", "value": leaf, "type": type(leaf).__name__, "bytes": 0}
 
 
-def leaf_from(header: dict[str, Any], data: Bytes) -> Any:
+def make_leaf(header: dict[str, Any], data: Bytes) -> Any:
     """The leaf back from its header and bytes (which become its memory)."""
     if header["kind"] == "scalar":
         return header["value"]

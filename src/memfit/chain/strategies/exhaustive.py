@@ -3,7 +3,7 @@
     node   (next backward step, state in the buffer, what each level holds)
     edges  F (uf)   B (ub)   write to a level (w_k, in place of any state there if it is full)   read from a level (r_k)
 
-It takes no recurrence on trust, so it settles what `unsorted_levels.py` cannot prove; the number of nodes grows so fast that it ends at
+It assumes no recurrence, so it settles what `unsorted_levels.py` cannot prove; the number of nodes grows so fast that it ends at
 a handful of steps.
 """
 

@@ -27,7 +27,7 @@ from memfit.core.budget import Budget
 from memfit.core.costs import Costs
 from memfit.core.errors import BadInput, InfeasibleBudget, NoPlanFound
 from memfit.core.graph import Graph, Kind, Op, Storage, Tensor, Variant
-from memfit.core.outcome import Status
+from memfit.core.outcome import Answer, Status
 from memfit.core.plan import Timeline
 from memfit.core.schedule import Compute, Free, Schedule, Step
 from memfit.core.simulate import simulate
@@ -81,17 +81,14 @@ StageMove = Keep | Pass | Undo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StagePlan:
+class StagePlan(Answer):
     """`cost_s` and `lower_bound_s` are seconds of compute; the schedule stays within `budget_bytes`, which the judge confirms."""
 
     stages: tuple[Stage, ...]
     input_bytes: int
     budget_bytes: int
-    status: Status
     cost_s: float
     lower_bound_s: float
-    seconds: float
-    reason: str
     tables: _Tables
 
     def moves(self) -> Iterator[StageMove]:

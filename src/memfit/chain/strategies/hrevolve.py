@@ -27,9 +27,9 @@ import numpy as np
 
 from memfit.chain.moves import Advance, Back, Drop, Move, Read, Write
 from memfit.chain.plan import ChainPlan, refuse_no_slots, set_against_bound
-from memfit.chain.problem import Chain, exact_scale, scale_costs
+from memfit.chain.problem import Chain, find_exact_scale, scale_costs
 from memfit.chain.strategies.even_spacing import plan_evenly_spaced
-from memfit.chain.strategies.min_plus_rows import Row, best_split, convolve_row, level_rows, split_of_known
+from memfit.chain.strategies.min_plus_rows import Row, convolve_row, find_split, find_split_of_known, level_rows
 from memfit.chain.strategies.revolve import forwards_row, revolve_moves
 from memfit.chain.strategies.unsorted_levels import is_affordable, plan_unsorted, relax
 from memfit.core.errors import NoPlanFound
@@ -107,7 +107,7 @@ class Tables:
             stack.append(("stored", k, length, free, base))
             return
         left = table.stored[0] + self.forward_cost * np.arange(1, len(table.below) + 1)
-        jump = split_of_known(left, table.swept, length)
+        jump = find_split_of_known(left, table.swept, length)
         yield Advance(base, base + jump)
         stack.append(("read", k, jump - 1, free, base))
         stack.append(("solve", k, length - jump, free, base + jump))
@@ -120,7 +120,7 @@ class Tables:
             stack.append(("solve", k - 1, length, self.levels[k - 1].slots, base))
             return
         inner = table.below if table.swept is not None else table.best(free - 1)
-        jump = best_split(inner, made, length, slope=self.forward_cost)
+        jump = find_split(inner, made, length, slope=self.forward_cost)
         yield Advance(base, base + jump)
         stack.append(("read", k, jump - 1, free, base))
         if table.swept is not None:
@@ -154,7 +154,7 @@ def _num_swept(table: LevelTable, left: Row, length: int) -> int:
     assert table.swept is not None
     while length and table.swept[length] < table.below[length]:
         num += 1
-        length -= split_of_known(left, table.swept, length)
+        length -= find_split_of_known(left, table.swept, length)
     return num
 
 
@@ -191,7 +191,7 @@ def plan_hrevolve(chain: Chain) -> ChainPlan:
         return refuse_no_slots("h-revolve", chain)
     if sort_levels(chain) is None:
         return plan_unsorted(chain) if is_affordable(chain) else _best_order(chain, begin)
-    scale = exact_scale(chain)
+    scale = find_exact_scale(chain)
     try:
         tables = make_tables(scale_costs(chain, scale))
     except NoPlanFound:
@@ -206,7 +206,7 @@ def plan_hrevolve(chain: Chain) -> ChainPlan:
 
 def _best_order(chain: Chain, begin: float) -> ChainPlan:
     """No order of the levels is right and the exact table is too large: the best order, and how far from optimal it may be."""
-    scale = exact_scale(chain)
+    scale = find_exact_scale(chain)
     usable = [k for k in range(len(chain.levels)) if chain.capacity(k)]
     orders = list(itertools.permutations(usable))[:MAX_ORDERS]
     tables = min((make_tables(scale_costs(chain, scale), order) for order in orders), key=lambda t: float(t.optimum[chain.num_steps]))

@@ -40,7 +40,7 @@ def level_rows(below: Row, slots: int, *, slope: float, read: float, write: floa
     inner = below
     while len(rows) < slots:
         if len(below) <= COMPILE_FROM:
-            made = list(_stacked_rows(inner, below, min(_STACK, slots - len(rows)), slope, read, write, first))
+            made = list(_stack_rows(inner, below, min(_STACK, slots - len(rows)), slope, read, write, first))
         else:
             made = [convolve_row(inner, below, slope=slope, constant=read, first=first)]
         for row in made:
@@ -52,13 +52,13 @@ def level_rows(below: Row, slots: int, *, slope: float, read: float, write: floa
     return rows
 
 
-def best_split(known: Row, made: Row, length: int, *, slope: float) -> int:
+def find_split(known: Row, made: Row, length: int, *, slope: float) -> int:
     """The j = i + 1 at which h(length) is attained: how far the schedule advances before its next checkpoint."""
     candidates = made[:length] + slope * np.arange(1, length + 1) + known[:length][::-1]
     return int(candidates.argmin()) + 1
 
 
-def split_of_known(known: Row, made: Row, length: int) -> int:
+def find_split_of_known(known: Row, made: Row, length: int) -> int:
     """The x + 1 at which a row with slope 0 is attained, when the known part is the one before the checkpoint."""
     return int((known[:length] + made[:length][::-1]).argmin()) + 1
 
@@ -77,7 +77,7 @@ def _numpy_row(known: Row, fallback: Row, slope: float, constant: float, first: 
     return made
 
 
-def _stacked_rows(inner: Row, below: Row, num_rows: int, slope: float, read: float, write: float, first: float) -> Row:
+def _stack_rows(inner: Row, below: Row, num_rows: int, slope: float, read: float, write: float, first: float) -> Row:
     last = len(below) - 1
     made, shifted, backwards = np.empty((num_rows, last + 1)), np.empty((num_rows, last + 1)), np.empty((num_rows, last + 1))
     backwards[0], backwards[1:, last] = inner[::-1], first

@@ -20,12 +20,12 @@ from typing import NamedTuple
 import numpy as np
 
 from memfit.chain.moves import Advance, Drop, Read, Write
-from memfit.chain.strategies.min_plus_rows import Row, best_split, convolve_row
+from memfit.chain.strategies.min_plus_rows import Row, convolve_row, find_split
 from memfit.core.budget import Budget
 from memfit.core.costs import Costs, Level
 from memfit.core.errors import BadInput, InfeasibleBudget
 from memfit.core.graph import Graph, Kind, Op, Storage, Tensor, Variant
-from memfit.core.outcome import Status
+from memfit.core.outcome import Answer, Status
 from memfit.core.plan import Timeline
 from memfit.core.schedule import Compute, Free, Offload, Reload, Schedule, Step
 from memfit.core.simulate import simulate
@@ -59,14 +59,12 @@ MixedMove = Advance | Write | Read | Drop | Tape | WriteTape | ReadTape | Revers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MixedPlan:
+class MixedPlan(Answer):
     """`num_forward` is S(n, s); `num_steps` backward steps, one per forward step."""
 
     num_steps: int
     slots: int
     num_forward: int
-    status: Status
-    seconds: float
     rows: tuple[Row, ...]
 
     def moves(self) -> Iterator[MixedMove]:
@@ -90,7 +88,7 @@ class MixedPlan:
                 stack.append(("tape", 0, 0, base))
                 stack.append(("solve", length - 1, free - 1, base + 1))
             else:
-                jump = best_split(self.rows[free - 1], self.rows[free], length - 1, slope=1.0)
+                jump = find_split(self.rows[free - 1], self.rows[free], length - 1, slope=1.0)
                 yield Write(base, 0)
                 yield Advance(base, base + jump)
                 stack.append(("restart", jump, free, base))
@@ -101,7 +99,7 @@ class MixedPlan:
 
     def judge(self) -> Timeline:
         """In the core's judge: unit sizes, the working area (state, tape, adjoint) on the device, slots on level 1."""
-        graph = mixed_graph(self.num_steps)
+        graph = make_mixed_graph(self.num_steps)
         times = (1,) * self.num_steps + (0,) * self.num_steps
         costs = Costs(
             op_time_ns=times,
@@ -114,7 +112,7 @@ class MixedPlan:
         return simulate(graph, Schedule(steps=tuple(self.steps())), costs, Budget(device_bytes=3, host_bytes=self.slots))
 
 
-def mixed_rows(num_steps: int, slots: int) -> tuple[Row, ...]:
+def make_mixed_rows(num_steps: int, slots: int) -> tuple[Row, ...]:
     """Row s holds S(n, s) at position n - 1."""
     lengths = np.arange(1, num_steps + 1, dtype=np.float64)
     alone = np.full(num_steps, np.inf)
@@ -135,14 +133,14 @@ def plan_mixed(num_steps: int, slots: int) -> MixedPlan:
     if slots == 0 and num_steps > 1:
         raise InfeasibleBudget(f"0 slots cannot reverse {num_steps} steps: the first step's data has to wait somewhere. Give 1 slot.")
     slots = min(slots, max(num_steps - 1, 0))
-    rows = mixed_rows(num_steps, slots) if num_steps else ()
+    rows = make_mixed_rows(num_steps, slots) if num_steps else ()
     total = int(rows[slots][num_steps - 1]) if num_steps else 0
     return MixedPlan(
         num_steps=num_steps, slots=slots, num_forward=total, status=Status.OPTIMAL, seconds=time.perf_counter() - begin, rows=rows
     )
 
 
-def mixed_graph(num_steps: int) -> Graph:
+def make_mixed_graph(num_steps: int) -> Graph:
     """x_0 … x_n, tapes, adjoints; F_i has a form that makes its tape too, B_i reads tape i and y_{i+1} (B_{n-1} its tape alone)."""
     num = num_steps
     tape, adjoint = num + 1, 2 * num + 1

@@ -64,7 +64,7 @@ def forwards_row(num_steps: int, slots: int) -> npt.NDArray[np.float64]:
     return row
 
 
-def split(num_steps: int, slots: int) -> int:
+def choose_split(num_steps: int, slots: int) -> int:
     """How far to advance from a kept x_0 before the next checkpoint, for `num_steps` forwards and `slots` slots, x_0's included.
 
     With r repeats, any j works for which both parts stay within r (or r - 1) repeats: t is linear there.
@@ -96,7 +96,7 @@ def revolve_moves(num_steps: int, slots: int, *, offset: int = 0, level: int = 0
             continue
         if not kept:
             yield Write(base, level)
-        jump = split(length, free)
+        jump = choose_split(length, free)
         yield Advance(base, base + jump)
         stack.append((True, -jump, free, base))
         stack.append((False, length - jump, free - 1, base + jump))

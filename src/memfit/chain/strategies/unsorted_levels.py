@@ -26,7 +26,7 @@ import numpy as np
 
 from memfit.chain.moves import Advance, Back, Drop, Move, Read, Write
 from memfit.chain.plan import ChainPlan, set_against_bound
-from memfit.chain.problem import Chain, exact_scale, scale_costs
+from memfit.chain.problem import Chain, find_exact_scale, scale_costs
 from memfit.chain.strategies.exhaustive import search_all
 from memfit.chain.strategies.min_plus_rows import Row
 
@@ -126,7 +126,7 @@ def plan_unsorted(chain: Chain) -> ChainPlan:
     That no schedule is cheaper is proven by exhaustive search for short chains, else only if the relaxed chain's bound is met.
     """
     begin = time.perf_counter()
-    scale = exact_scale(chain)
+    scale = find_exact_scale(chain)
     if chain.num_steps <= SEARCH_UP_TO and (found := search_all(scale_costs(chain, scale))) is not None:
         total, moves = found
         reason = "Exhaustive search over every schedule of these few steps."
@@ -136,12 +136,12 @@ def plan_unsorted(chain: Chain) -> ChainPlan:
     reason = (
         "The best of all nestings of the levels; no order sorts them by both costs, so the optimality proof of H-Revolve does not apply."
     )
-    return set_against_bound(_NAME, chain, cost, relaxed_bound(chain), tables.moves, begin=begin, reason=reason)
+    return set_against_bound(_NAME, chain, cost, bound_by_relaxing(chain), tables.moves, begin=begin, reason=reason)
 
 
-def relaxed_bound(chain: Chain) -> float:
+def bound_by_relaxing(chain: Chain) -> float:
     """The optimum of `relax`: its levels are sorted, so the table over slot vectors gives H-Revolve's optimum there."""
-    scale = exact_scale(chain)
+    scale = find_exact_scale(chain)
     tables = make_slot_tables(scale_costs(relax(chain), scale))
     return float(tables.best[_capacities(relax(chain))][chain.num_steps]) / scale
 

@@ -88,7 +88,7 @@ def glue(problem: Problem, random: np.random.Generator, share: float = 1.0) -> G
                 waiting += [moment, box.start, box.stop]
                 doubtful += [] if is_whole else [moment]
                 break
-    return _glued(problem, books.boxes)
+    return _make_glued(problem, books.boxes)
 
 
 class _Books:
@@ -144,7 +144,7 @@ def _join(before: list[_Box], after: list[_Box]) -> _Box:
     )  # fmt: skip
 
 
-def _glued(problem: Problem, boxes: set[_Box]) -> Glued:
+def _make_glued(problem: Problem, boxes: set[_Box]) -> Glued:
     listed = sorted(boxes)
     box, above = np.zeros(problem.num_buffers, np.int64), np.zeros(problem.num_buffers, np.int64)
     for name, one in enumerate(listed):
@@ -168,7 +168,7 @@ def search_glued(problem: Problem, capacity: int, random: np.random.Generator) -
         glued = glue(problem, random, share)
         if share == 1.0 and glued.problem.num_buffers > _WORTH_FRACTION * problem.num_buffers:
             return
-        runs, spent_s, is_open = _runs(glued.problem, capacity, random), 0.0, True
+        runs, spent_s, is_open = _search_by_turns(glued.problem, capacity, random), 0.0, True
         while is_open and spent_s < seconds:
             began = time.monotonic()
             progress = next(runs)
@@ -180,7 +180,7 @@ def search_glued(problem: Problem, capacity: int, random: np.random.Generator) -
         seconds, share = seconds * _GROWTH, float(random.choice(_SHARES))
 
 
-def _runs(problem: Problem, capacity: int, random: np.random.Generator) -> Iterator[Progress]:
+def _search_by_turns(problem: Problem, capacity: int, random: np.random.Generator) -> Iterator[Progress]:
     """By turns from bottom to top, first in the plain orders, and outward in windows."""
     sections = make_sections(problem)
     windows = grow(problem, sections, capacity, random)

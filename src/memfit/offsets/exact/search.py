@@ -39,18 +39,18 @@ from memfit.offsets.problem import Ints, Problem, make_problem
 
 
 class Rule(IntFlag):
-    """The pruning rules; the numbers are those of `kernel.py`."""
+    """The pruning rules, described above."""
 
-    PARTITION = 1
-    CANONICAL = 2
-    DOMINANCE = 4
-    SECTION = 8
-    FLOOR = 16
-    LIFT = 32
-    FILL = 64
-    TWINS = 128
-    MEMO = 256
-    ALL = 511
+    PARTITION = kernel.RULE.partition
+    CANONICAL = kernel.RULE.canonical
+    DOMINANCE = kernel.RULE.dominance
+    SECTION = kernel.RULE.section
+    FLOOR = kernel.RULE.floor
+    LIFT = kernel.RULE.lift
+    FILL = kernel.RULE.fill
+    TWINS = kernel.RULE.twins
+    MEMO = kernel.RULE.memo
+    ALL = sum(kernel.RULE)
 
 
 class Verdict(IntEnum):
@@ -75,17 +75,17 @@ class Search:
 
     @property
     def nodes(self) -> int:
-        return int(self.tables[-1][kernel.NODES])
+        return int(self.tables[-1][kernel.REGISTER.nodes])
 
     @property
     def deepest(self) -> int:
         """The most buffers that were ever placed at once."""
-        return int(self.tables[-1][kernel.DEEPEST])
+        return int(self.tables[-1][kernel.REGISTER.deepest])
 
     @property
     def offsets(self) -> Ints:
         """Valid after PACKED."""
-        return np.array(self.tables[0][:, kernel.OFFSET])
+        return np.array(self.tables[0][:, kernel.BUFFER.offset])
 
 
 def start_search(
@@ -103,15 +103,15 @@ def start_search(
     `flush_first` tries buffers first that touch walls on both sides of the valley they go into.
     """
     n, is_fixed = problem.num_buffers, problem.fixed >= 0
-    table = np.zeros((n, kernel.TABLE_COLUMNS), np.int64)
-    table[:, kernel.SIZE], table[:, kernel.ALIGN] = problem.size, problem.alignment
-    table[:, kernel.FIRST], table[:, kernel.LAST] = sections.first, sections.last
-    table[:, kernel.MEETS], table[:, kernel.MEETS_END] = sections.meets_start[:-1], sections.meets_start[1:]
-    table[:, kernel.TWIN] = sections.twin
+    table = np.zeros((n, len(kernel.BUFFER)), np.int64)
+    table[:, kernel.BUFFER.size], table[:, kernel.BUFFER.align] = problem.size, problem.alignment
+    table[:, kernel.BUFFER.first], table[:, kernel.BUFFER.last] = sections.first, sections.last
+    table[:, kernel.BUFFER.meets], table[:, kernel.BUFFER.meets_end] = sections.meets_start[:-1], sections.meets_start[1:]
+    table[:, kernel.BUFFER.twin] = sections.twin
     # a fixed buffer is one that can begin and end up in one place only; among equals it comes first
-    table[:, kernel.OFFSET] = np.maximum(problem.fixed, 0)
-    table[:, kernel.CEILING] = np.minimum(np.where(is_fixed, problem.fixed, capacity), capacity - problem.size)
-    table[:, kernel.RANK] = (np.arange(n) if rank is None else rank) - n * is_fixed
+    table[:, kernel.BUFFER.offset] = np.maximum(problem.fixed, 0)
+    table[:, kernel.BUFFER.ceiling] = np.minimum(np.where(is_fixed, problem.fixed, capacity), capacity - problem.size)
+    table[:, kernel.BUFFER.rank] = (np.arange(n) if rank is None else rank) - n * is_fixed
     return Search(
         tables=(table, sections.meets, *_working_tables(table, len(sections.meets), sections.count, memo_bits)),
         capacity=capacity,
@@ -123,19 +123,19 @@ def start_search(
 def _working_tables(table: Ints, num_meetings: int, num_sections: int, memo_bits: int) -> tuple[Any, ...]:
     """Empty stacks and scratch space, and the whole problem pending as one component."""
     n = len(table)
-    first, last = table[:, kernel.FIRST], table[:, kernel.LAST]
+    first, last = table[:, kernel.BUFFER.first], table[:, kernel.BUFFER.last]
     crowd = np.zeros(num_sections + 1, np.int64)
     np.add.at(crowd, first, 1)
     np.add.at(crowd, last, -1)
     room = n * (n + 1) // 2 + 2 * n + 8
     pending = np.zeros((n + 8, 3), np.int64)
     pending[0] = (0, num_sections, -1)
-    registers = np.zeros(kernel.NUM_REGISTERS, np.int64)
-    registers[kernel.TOP], registers[kernel.PENDING], registers[kernel.OPENING] = -1, 1, 1
+    registers = np.zeros(len(kernel.REGISTER), np.int64)
+    registers[kernel.REGISTER.top], registers[kernel.REGISTER.pending], registers[kernel.REGISTER.opening] = -1, 1, 1
     return (
         np.zeros((4, num_sections + 1), np.int64),
         np.zeros((num_sections + 1, int(np.cumsum(crowd).max(initial=0)) + 1, 2), np.int64),
-        np.zeros((n + 2, kernel.FRAME_COLUMNS), np.int64),
+        np.zeros((n + 2, len(kernel.FRAME)), np.int64),
         np.empty(room, np.int32),
         np.empty(room, np.int32),
         np.empty((num_meetings + int((last - first).sum()) + n + 8, 2), np.int64),

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from memfit.kernels.norms import CUDNN_BATCH_NORM, CUDNN_BATCH_NORM_BACKWARD
+from memfit.passes.interface import Level, Numbers, Pass, in_place
 
 aten = torch.ops.aten
 _MIN_EPSILON = 1e-5
@@ -79,3 +80,14 @@ def _replace(graph: torch.fx.Graph, node: torch.fx.Node, backward: torch.fx.Node
     new.meta = dict(backward.meta)
     backward.replace_all_uses_with(new)
     graph.erase_node(backward)
+
+
+CUDNN_BATCH_NORM_AS_EAGER = Pass(
+    name="cudnn-batch-norm",
+    where="batch norm on CUDA",
+    becomes="cuDNN's, as eager PyTorch runs it",
+    saves="time (and rounding as eager)",
+    level=Level.FX,
+    numbers=Numbers.SAME_BITS,
+    run=in_place(use_cudnn_batch_norm),
+)

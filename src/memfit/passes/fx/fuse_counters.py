@@ -11,19 +11,20 @@ from collections import defaultdict
 
 import torch
 
-from memfit.passes.fx_edit import arguments_of, cleaned, insert
+from memfit.passes.fx_edit import arguments_of, drop_dead_code, insert
+from memfit.passes.interface import Level, Numbers, Pass, in_place
 
 aten = torch.ops.aten
 
 
-def count_together(module: torch.fx.GraphModule) -> int:
+def fuse_counters(module: torch.fx.GraphModule) -> int:
     """In a traced step whose nodes have samples, in place; how many counters."""
     alike: dict[tuple[torch.dtype, torch.device], list[torch.fx.Node]] = defaultdict(list)
     for node in module.graph.find_nodes(op="call_function", target=aten.add.Tensor):
         if _counts(node):
             sample = node.meta["val"]
             alike[sample.dtype, sample.device].append(node)
-    return cleaned(module, sum(_put_together(nodes) for nodes in alike.values() if len(nodes) > 1))
+    return drop_dead_code(module, sum(_put_together(nodes) for nodes in alike.values() if len(nodes) > 1))
 
 
 def _counts(node: torch.fx.Node) -> bool:
@@ -39,3 +40,14 @@ def _put_together(nodes: list[torch.fx.Node]) -> int:
         for number, node in enumerate(nodes):
             node.replace_all_uses_with(insert(node, operator.getitem, every, number))
     return len(nodes)
+
+
+FUSE_COUNTERS = Pass(
+    name="fuse-counters",
+    where="batch norms' counters",
+    becomes="one kernel for all",
+    saves="launches",
+    level=Level.FX,
+    numbers=Numbers.SAME_BITS,
+    run=in_place(fuse_counters),
+)

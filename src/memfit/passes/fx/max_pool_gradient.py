@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from memfit.kernels.custom_ops import POOL_GRADIENT
-from memfit.passes.fx_edit import arguments_of, cleaned, insert
+from memfit.passes.fx_edit import arguments_of, drop_dead_code, insert
+from memfit.passes.interface import Level, Numbers, Pass, in_place
 
 aten = torch.ops.aten
 _POSITIONS = "prims._low_memory_max_pool_offsets_to_indices"
@@ -28,10 +29,10 @@ _CONVERT = torch.ops.prims.convert_element_type.default
 ELEMENTWISE = (*_COPIES, _CONVERT)  # what a mask may come before or after
 
 
-def gathered(module: torch.fx.GraphModule) -> int:
+def gather_pool_gradients(module: torch.fx.GraphModule) -> int:
     """Put it in the place of what was traced, in a graph whose nodes have samples; how often."""
     nodes = [node for target in (_LOOKS, _SCATTERS) for node in module.graph.find_nodes(op="call_function", target=target)]
-    return cleaned(module, sum((_looks if node.target is _LOOKS else _scatters)(node) for node in nodes))
+    return drop_dead_code(module, sum((_looks if node.target is _LOOKS else _scatters)(node) for node in nodes))
 
 
 def _looks(node: torch.fx.Node) -> bool:
@@ -98,3 +99,14 @@ def _before_copies(node: Any) -> torch.fx.Node:
         node = node.args[0]
     found: torch.fx.Node = node
     return found
+
+
+POOL_GRADIENT_GATHERED = Pass(
+    name="max-pool-gradient",
+    where="max pooling's gradient",
+    becomes="looked up from 8-bit offsets where it is read",
+    saves="indices, a zeroed buffer, the pool's input",
+    level=Level.FX,
+    numbers=Numbers.ROUNDS,
+    run=in_place(gather_pool_gradients),
+)

@@ -19,14 +19,15 @@ import torch
 
 from memfit.kernels.custom_ops import POOL_GRADIENT
 from memfit.passes.fx.max_pool_gradient import ELEMENTWISE, PooledBy, pool_of
-from memfit.passes.fx_edit import alone_before, arguments_of, cleaned, insert
+from memfit.passes.fx_edit import arguments_of, drop_dead_code, find_lone_ancestor, insert
+from memfit.passes.interface import Level, Numbers, Pass, in_place
 
 aten = torch.ops.aten
 
 
 def mask_before_pools(module: torch.fx.GraphModule) -> int:
     """Move masks in a traced step whose nodes have samples, in place; how many."""
-    return cleaned(module, sum(_move(node) for node in module.graph.find_nodes(op="call_function", target=aten.where.self)))
+    return drop_dead_code(module, sum(_move(node) for node in module.graph.find_nodes(op="call_function", target=aten.where.self)))
 
 
 def _move(mask: torch.fx.Node) -> bool:
@@ -34,7 +35,7 @@ def _move(mask: torch.fx.Node) -> bool:
     is_off, zero, gradient = arguments_of(mask)
     if not (_is(is_off, aten.le.Scalar) and is_off.args[1] == 0 and _is_zero(zero)):
         return False
-    activated, spread = arguments_of(is_off)[0], alone_before(gradient, ELEMENTWISE)
+    activated, spread = arguments_of(is_off)[0], find_lone_ancestor(gradient, ELEMENTWISE)
     pooled_by = None if spread is None or spread.target is not POOL_GRADIENT else pool_of(spread)
     if spread is None or pooled_by is None or arguments_of(pooled_by.pool)[0] is not activated:
         return False
@@ -78,3 +79,14 @@ def _is(node: Any, target: Any) -> bool:
 
 def _is_zero(node: Any) -> bool:
     return _is(node, aten.full.default) and node.args[1] == 0
+
+
+RELU_BEFORE_POOL = Pass(
+    name="relu-before-pool",
+    where="ReLU before a max pool",
+    becomes="masked by the pooled values",
+    saves="the ReLU's output",
+    level=Level.FX,
+    numbers=Numbers.SAME_BITS,
+    run=in_place(mask_before_pools),
+)

@@ -15,16 +15,17 @@ from dataclasses import dataclass
 
 import torch
 
-from memfit.passes.fx_edit import alone_before, arguments_of, cleaned, insert
+from memfit.passes.fx_edit import arguments_of, drop_dead_code, find_lone_ancestor, insert
+from memfit.passes.interface import Level, Numbers, Pass, in_place
 
 aten = torch.ops.aten
 _VIEWS = (aten.view.default, aten.unsqueeze.default, aten.squeeze.dim, aten.permute.default, aten.transpose.int)
 _LEAST_BYTES = 2**24  # of all parts: below, two kernels more cost as much as a copy
 
 
-def projections_apart(module: torch.fx.GraphModule) -> int:
+def split_projections(module: torch.fx.GraphModule) -> int:
     """In a traced step whose nodes have samples, in place; how many."""
-    return cleaned(module, sum(_take_apart(node) for node in module.graph.find_nodes(op="call_function", target=aten.clone.default)))
+    return drop_dead_code(module, sum(_take_apart(node) for node in module.graph.find_nodes(op="call_function", target=aten.clone.default)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def _columns(product: _Product, begin: int, end: int) -> torch.fx.Node:
 
 def _product(node: torch.fx.Node) -> _Product | None:
     """What it is a view of, if that is a product and nobody else reads any of it."""
-    made = alone_before(node, _VIEWS)
+    made = find_lone_ancestor(node, _VIEWS)
     if made is None or made.kwargs:
         return None
     if made.target is aten.mm.default:
@@ -76,7 +77,7 @@ def _product(node: torch.fx.Node) -> _Product | None:
     if made.target is not aten.add.Tensor or not all(isinstance(term, torch.fx.Node) for term in made.args):
         return None
     for term, bias in _either_way(made):
-        product = alone_before(term, _VIEWS)
+        product = find_lone_ancestor(term, _VIEWS)
         if product is not None and product.target is aten.mm.default and _is_vector_for(bias, product):
             x, weight = arguments_of(product)
             return _Product(product, x, weight, bias)
@@ -103,3 +104,14 @@ def _is_columns_first(moved: torch.Tensor, matrix: torch.Tensor) -> bool:
         return False
     strides = [width, *(math.prod(rows[k + 1 :]) * matrix.shape[1] for k in range(len(rows))), 1]
     return all(size == 1 or found == wanted for size, found, wanted in zip(moved.shape, moved.stride(), strides, strict=True))
+
+
+SPLIT_PROJECTIONS = Pass(
+    name="split-projections",
+    where="packed projections of attention",
+    becomes="a product each",
+    saves="a copy of all of them",
+    level=Level.FX,
+    numbers=Numbers.ROUNDS,
+    run=in_place(split_projections),
+)

@@ -12,25 +12,27 @@ A form that writes over an input differs from its twin in nothing but the place:
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
 
 from memfit.capture.captured import Captured
 from memfit.core.costs import Costs
 from memfit.core.graph import Graph, Op
+from memfit.passes.interface import Context, Level, Numbers, Pass
 
 _NOISE = 0.05
 
 
-def without_dominated(captured: Captured, costs: Costs) -> tuple[Captured, Costs]:
+def drop_dominated(captured: Captured, costs: Costs) -> tuple[Captured, Costs]:
     """The same step with fewer choices, the fastest of the remaining forms first, and its costs."""
     graph = captured.graph
-    costs = _evened(graph, costs)
+    costs = _even_out(graph, costs)
     fixed = {graph.storage_of(t) for t in graph.sources} & {graph.storage_of(t) for t in graph.results}
     useless = _slower_pairs(graph, costs)
-    kept = [[v for v in _kept(graph, costs, op, fixed) if (op.id, v) not in useless] for op in graph.ops]
+    kept = [[v for v in _find_unbeaten(graph, costs, op, fixed) if (op.id, v) not in useless] for op in graph.ops]
     if all(forms == list(range(len(op.forms))) for op, forms in zip(graph.ops, kept, strict=True)):
         return captured, costs
-    ops = tuple(_with_forms(op, forms) for op, forms in zip(graph.ops, kept, strict=True))
+    ops = tuple(_keep_forms(op, forms) for op, forms in zip(graph.ops, kept, strict=True))
     fewer = replace(
         captured,
         graph=replace(graph, ops=ops, digest=""),
@@ -47,7 +49,7 @@ def without_dominated(captured: Captured, costs: Costs) -> tuple[Captured, Costs
     )
 
 
-def _evened(graph: Graph, costs: Costs) -> Costs:
+def _even_out(graph: Graph, costs: Costs) -> Costs:
     """In-place forms no slower than the same form beside its input, where they are so nearly."""
 
     def time_ns(op: Op, v: int) -> int:
@@ -81,7 +83,7 @@ def _slower_pairs(graph: Graph, costs: Costs) -> set[tuple[int, int]]:
     return found
 
 
-def _kept(graph: Graph, costs: Costs, op: Op, fixed: set[int]) -> list[int]:
+def _find_unbeaten(graph: Graph, costs: Costs, op: Op, fixed: set[int]) -> list[int]:
     needs = [frozenset(graph.storage_of(t) for t in form.inputs) - fixed for form in op.forms]
     kept: list[int] = []
     for v in sorted(range(len(op.forms)), key=lambda v: (costs.time_ns(op.id, v), v)):
@@ -98,7 +100,23 @@ def _alike(op: Op, one: int, other: int) -> bool:
     return set(a.outputs) == set(b.outputs) and not a.inplace_of
 
 
-def _with_forms(op: Op, forms: list[int]) -> Op:
+def _keep_forms(op: Op, forms: list[int]) -> Op:
     first, others = op.form(forms[0]), tuple(op.variants[v - 1] for v in forms[1:])
     name = op.name if forms[0] == 0 else first.name
     return replace(op, name=name, inputs=first.inputs, outputs=first.outputs, inplace_of=first.inplace_of, variants=others)
+
+
+def _run(step: tuple[Captured, Costs], context: Context) -> Iterable[tuple[Captured, Costs]]:
+    found = drop_dominated(*step)
+    return () if found[0] is step[0] else (found,)
+
+
+DROP_DOMINATED = Pass(
+    name="drop-dominated",
+    where="forms of an op that another form beats",
+    becomes="left out",
+    saves="time to plan",
+    level=Level.COSTS,
+    numbers=Numbers.SAME_BITS,
+    run=_run,
+)

@@ -15,13 +15,14 @@ planner is offered other ways to the same values, each with its own compiled cod
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from memfit.capture.captured import Captured, OpCall, Ref, Role
 from memfit.core.graph import Op, Variant
 from memfit.passes.assemble import Item, assemble, item_of
+from memfit.passes.interface import Context, Level, Numbers, Pass
 from memfit.passes.regions.compiler import Compiler
 from memfit.passes.regions.groups import Fusion, Group
 from memfit.passes.regions.piece import Region, Slice, digest_of
@@ -30,7 +31,7 @@ _HEAVY = 0.6  # of the largest working set of a region: from there on its output
 _LARGE = 0.3  # from there on over its inputs
 
 
-def with_regions(captured: Captured, compiler: Compiler, *, choices: bool = True, least_fraction: float = 1 / 1000) -> Captured:
+def gather_regions(captured: Captured, compiler: Compiler, *, choices: bool = True, least_fraction: float = 1 / 1000) -> Captured:
     """The same step in regions. Without `choices` each region comes in one form only: less to compile."""
     return _Regions(captured, compiler, least_fraction).gather(choices)
 
@@ -167,3 +168,19 @@ def regions_of(captured: Captured) -> tuple[Region, ...]:
     for calls in (captured.calls, *captured.variant_calls):
         found.update({c.target.digest: c.target for c in calls if c.role is Role.CALL and isinstance(c.target, Region)})
     return tuple(found.values())
+
+
+def _run(captured: Captured, context: Context) -> Iterable[Captured]:
+    assert context.compiler is not None
+    return (gather_regions(captured, context.compiler, choices=context.variants),)
+
+
+REGIONS = Pass(
+    name="regions",
+    where="ops that a compiler fuses",
+    becomes="compiled regions, each in several forms",
+    saves="values inside them, launches",
+    level=Level.STEP,
+    numbers=Numbers.ROUNDS,
+    run=_run,
+)

@@ -10,28 +10,24 @@ a variant: it is worth trying where the others have no plan, or a slow one. `lea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from memfit.capture.captured import Captured, OpCall, Ref
 from memfit.core.graph import Op
 from memfit.passes.assemble import CycleError, Item, assemble, item_of
+from memfit.passes.interface import Context, Level, Numbers, Pass
 from memfit.passes.regions.compiler import Compiler
 from memfit.passes.slicing.analysis import Batch, analyse
 from memfit.passes.slicing.find_blocks import Block, Part, find_blocks
 from memfit.passes.slicing.sliced_call import Sliced
 
 _NUM_SLICES = 8
-SLICINGS = ((4, False), (8, False), (8, True))
-"""Numbers of slices, and whether lean: ways to slice a compiled step, from the fastest to the one that holds least. Fewer images at a time
-run slower (VGG-16 on an H200: 2 % from four slices to eight), and what is not kept inside a block is computed twice (7 %)."""
 _LEAST_SAMPLES = 8  # on a GPU: smaller slices do not fill it
 _MOST_BLOCKS = 3
 
 
-def with_sliced_blocks(
-    captured: Captured, compiler: Compiler | None, *, lean: bool = False, num_slices: int = _NUM_SLICES
-) -> Iterator[Captured]:
+def slice_blocks(captured: Captured, compiler: Compiler | None, *, lean: bool = False, num_slices: int = _NUM_SLICES) -> Iterator[Captured]:
     """The step with a block in slices, in as many ways as there are blocks, the shortest first. Without a compiler ops run as they are."""
     batch = analyse(captured)
     if batch is None:
@@ -41,7 +37,7 @@ def with_sliced_blocks(
     if size < batch.size:
         for block in islice(find_blocks(batch, lean=lean), _MOST_BLOCKS):
             try:
-                yield _replaced(batch, block, size, compiler)
+                yield _replace(batch, block, size, compiler)
             except (
                 CycleError,
                 RuntimeError,
@@ -56,7 +52,7 @@ def slice_size(batch: int, *, num_slices: int, least: int) -> int:
     return next(dividing, wanted)
 
 
-def _replaced(batch: Batch, block: Block, size: int, compiler: Compiler | None) -> Captured:
+def _replace(batch: Batch, block: Block, size: int, compiler: Compiler | None) -> Captured:
     captured = batch.captured
     items = [item_of(captured, op) for op in block.left]
     items.append(_item(batch, block.forward, "memfit.sliced_forward", size, compiler))
@@ -72,3 +68,20 @@ def _item(batch: Batch, part: Part, name: str, size: int, compiler: Compiler | N
     op = Op(id=-1, name=f"{name} {target.digest}", inputs=part.inputs, outputs=part.outputs, where=where)
     call = OpCall(target=target, args=tuple(map(Ref, part.inputs)), outputs=part.outputs, unpack=True)
     return Item(op, [], call, part.ops[-1])
+
+
+def slicing(num_slices: int, *, lean: bool = False) -> Pass[Captured]:
+    """The pass for so many slices: the shortest block first."""
+
+    def run(captured: Captured, context: Context) -> Iterable[Captured]:
+        return slice_blocks(captured, context.compiler, num_slices=num_slices, lean=lean)
+
+    return Pass(
+        name=f"{'lean-' if lean else ''}blocks-in-{num_slices}-slices",
+        where="the first ops up to a pool",
+        becomes=f"{num_slices} slices of the batch, {'all' if lean else 'the wide ones'} again in backward",
+        saves="their values, forward and backward",
+        level=Level.STEP,
+        numbers=Numbers.ROUNDS,
+        run=run,
+    )

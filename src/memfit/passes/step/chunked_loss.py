@@ -17,6 +17,7 @@ import torch
 from memfit.capture.captured import Captured, OpCall, Role
 from memfit.core.graph import Op
 from memfit.kernels.chunked_loss import ChunkedLoss, ChunkedLossBackward
+from memfit.passes.interface import Level, Numbers, Pass, one_way
 from memfit.passes.rewriter import Rewriter
 
 aten = torch.ops.aten
@@ -37,7 +38,7 @@ class Head:
     inside: set[int]  # the ops it stands for
 
 
-def with_chunked_loss(captured: Captured, *, least_fraction: float = 1 / 100) -> Captured | None:
+def chunk_loss(captured: Captured, *, least_fraction: float = 1 / 100) -> Captured | None:
     """The same step with its large losses in chunks, or None where there is none."""
     rewriter, heads = find_heads(captured, least_fraction=least_fraction)
     for head in heads:
@@ -181,3 +182,14 @@ def _readers(rewriter: Rewriter, tensor: int, target: object) -> list[Op]:
     graph = rewriter.graph
     readers = {r for t in graph.tensors_of[graph.storage_of(tensor)] for r in graph.readers[t]}
     return [graph.ops[r] for r in sorted(readers) if rewriter.captured.calls[r].target is target]
+
+
+CHUNKED_LOSS = Pass(
+    name="chunked-loss",
+    where="linear + cross entropy",
+    becomes="in chunks of rows",
+    saves="the logits",
+    level=Level.STEP,
+    numbers=Numbers.ROUNDS,
+    run=one_way(chunk_loss),
+)

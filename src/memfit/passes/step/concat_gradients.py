@@ -17,7 +17,7 @@ read, and the concatenation is not made again for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from memfit.core.graph import Graph, Kind, Op, Storage, Tensor, Variant
 from memfit.kernels.concat_gradients import GradientOfPart, ParameterGradientsFromParts
 from memfit.kernels.layouts import make_like, order_strides
 from memfit.passes.assemble import Item, assemble, item_of
+from memfit.passes.interface import Context, Level, Numbers, Pass
 from memfit.passes.regions.compiler import Compiler
 from memfit.passes.regions.groups import Fusion
 from memfit.torch_private.fake import fake_mode
@@ -58,7 +59,7 @@ class Concatenation:
     parts: tuple[Part, ...]
 
 
-def with_gradients_by_parts(
+def split_concat_gradients(
     captured: Captured, compiler: Compiler | None = None, *, least_fraction: float = 1 / 20, least_channels: int = 16
 ) -> Captured | None:
     """The same step without the gradients of large concatenations, or None where there is none. A part of fewer channels than
@@ -303,3 +304,19 @@ class _Writer:
         self.tensors.append(Tensor(id=len(self.tensors), storage=storage, name=name))
         self.samples[len(self.tensors) - 1] = sample
         return len(self.tensors) - 1
+
+
+def _run(captured: Captured, context: Context) -> Iterable[Captured]:
+    found = split_concat_gradients(captured, context.compiler)
+    return () if found is None else (found,)
+
+
+CONCAT_GRADIENTS = Pass(
+    name="concat-gradients",
+    where="gradient of a concatenation",
+    becomes="by parts, as each part is read",
+    saves="the gradient of the whole",
+    level=Level.STEP,
+    numbers=Numbers.ROUNDS,
+    run=_run,
+)

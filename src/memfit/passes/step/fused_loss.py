@@ -6,19 +6,22 @@ d hidden, d W  <─ times the loss's own gradient                       backward
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from memfit.capture.captured import Captured, OpCall, Ref
 from memfit.kernels.fused_loss import FusedLoss
+from memfit.passes.interface import Context, Level, Numbers, Pass
 from memfit.passes.regions.compiler import Compiler
 from memfit.passes.rewriter import Rewriter
-from memfit.passes.step.chunked_loss import Head, find_heads
+from memfit.passes.step.chunked_loss import Head, find_heads, has_large_loss
 
 aten = torch.ops.aten
 _EXACT = (torch.bfloat16, torch.float32, torch.float64)  # 16-bit floats lose small gradients before the loss scale comes
 
 
-def with_fused_loss(captured: Captured, compiler: Compiler, *, least_fraction: float = 1 / 100) -> Captured | None:
+def fuse_loss(captured: Captured, compiler: Compiler, *, least_fraction: float = 1 / 100) -> Captured | None:
     """The same step with its large losses fused, or None where there is none."""
     rewriter, heads = find_heads(captured, least_fraction=least_fraction)
     fitting = [h for h in heads if rewriter.sample(captured.calls[h.linear.id].args[0].tensor).dtype in _EXACT]
@@ -43,3 +46,22 @@ def _replace(rewriter: Rewriter, head: Head, compiler: Compiler) -> None:
         call = OpCall(target=aten.mul.Tensor, args=(Ref(source), tangent), outputs=(result,))
         rewriter.add_after(first, "aten.mul.Tensor", (source, tangent.tensor), (result,), call)
     rewriter.remove(head.inside)
+
+
+def _run(captured: Captured, context: Context) -> Iterable[Captured]:
+    assert context.compiler is not None
+    found = fuse_loss(captured, context.compiler)
+    return () if found is None else (found,)
+
+
+FUSED_LOSS = Pass(
+    name="fused-loss",
+    where="linear + cross entropy",
+    becomes="gradients worked out on the way forward, in chunks of rows",
+    saves="the logits",
+    level=Level.STEP,
+    numbers=Numbers.ROUNDS,
+    run=_run,
+    reads_products=True,
+    may_apply=has_large_loss,
+)

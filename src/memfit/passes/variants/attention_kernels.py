@@ -19,6 +19,7 @@ from memfit.capture.captured import OpCall, Ref
 from memfit.capture.lower.storages import allocated_bytes
 from memfit.core.graph import Op, Variant
 from memfit.kernels.fused_attention import KERNELS, AttentionBackwardBy, AttentionBy, Kernel
+from memfit.passes.interface import Level, Numbers, Pass, offer_at
 from memfit.passes.rewriter import Rewriter
 from memfit.passes.variants.attention_slices import arguments_of
 
@@ -94,3 +95,14 @@ def _can_use(rewriter: Rewriter, kernel: Kernel, arguments: Any) -> bool:
         return kernel.can_use(torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, arguments.is_causal, False))
     except (RuntimeError, TypeError):
         return False
+
+
+ATTENTION_KERNELS = Pass(
+    name="attention-kernels",
+    where="fused attention",
+    becomes="another fused kernel and its backward",
+    saves="time",
+    level=Level.OP,
+    numbers=Numbers.ROUNDS,
+    run=offer_at(dict.fromkeys(FUSED_FORWARDS, offer_kernels)),
+)

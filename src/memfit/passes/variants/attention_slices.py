@@ -18,6 +18,7 @@ import torch
 from memfit.capture.captured import OpCall, Ref
 from memfit.core.graph import Op, Variant
 from memfit.kernels.attention_slices import AttentionBackwardInSlices
+from memfit.passes.interface import Level, Numbers, Pass, offer_at
 from memfit.passes.rewriter import Rewriter
 
 aten = torch.ops.aten
@@ -93,4 +94,12 @@ def offer_attention_slices(rewriter: Rewriter, op: Op, call: OpCall) -> None:
     rewriter.add_variant(op.id, variant, replace(call, target=target, args=inner, kwargs={}))
 
 
-FUSED_BACKWARDS = tuple(_FUSED)
+ATTENTION_SLICES = Pass(
+    name="attention-slices",
+    where="fused attention's backward",
+    becomes="slices of the matrix from q, k, v alone",
+    saves="the output, the sums",
+    level=Level.OP,
+    numbers=Numbers.ROUNDS,
+    run=offer_at(dict.fromkeys(_FUSED, offer_attention_slices)),
+)

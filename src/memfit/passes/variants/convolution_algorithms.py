@@ -23,8 +23,9 @@ import torch
 from memfit.capture.captured import OpCall
 from memfit.core.graph import Op, Variant
 from memfit.kernels.convolution_algorithms import Choice, ConvolutionBackwardBy, ConvolutionBy
-from memfit.kernels.cudnn import Algorithm, Convolution, CudnnError, Pass, library, strides_of
+from memfit.kernels.cudnn import Algorithm, Convolution, CudnnError, Direction, library, strides_of
 from memfit.kernels.layouts import CHANNELS_LAST
+from memfit.passes.interface import Level, Numbers, Pass, offer_at
 from memfit.passes.rewriter import Rewriter
 
 aten = torch.ops.aten
@@ -49,7 +50,8 @@ def choices(rewriter: Rewriter, call: OpCall) -> list[Choice]:
     The first pick by limit is what PyTorch runs too (measured on the H200: the same bits), so it is offered only without a copy. One with
     a workspace larger than all it works on is never offered.
     """
-    convolution = described(rewriter, call) if library() is not None and torch.backends.cudnn.enabled else None
+    cudnn = library() if torch.backends.cudnn.enabled else None
+    convolution = describe(rewriter, call, cudnn.device_type) if cudnn is not None else None
     if convolution is None:
         return []
     picks = [(convolution, pick) for pick in _picks(rewriter, call, convolution)]
@@ -59,7 +61,8 @@ def choices(rewriter: Rewriter, call: OpCall) -> list[Choice]:
     picks = [(layer, pick) for layer, pick in picks if max(a.workspace_bytes for a in pick) <= layer.size_bytes]
     strides = tuple(() if t is None else tuple(rewriter.sample(t).stride()) for t in call.outputs)
     return [
-        Choice(convolution=layer, algorithms=tuple(zip(_passes(call), pick, strict=True)), strides=strides) for layer, pick in few(picks)
+        Choice(convolution=layer, algorithms=tuple(zip(_directions(call), pick, strict=True)), strides=strides)
+        for layer, pick in few(picks)
     ]
 
 
@@ -67,7 +70,7 @@ def _picks(rewriter: Rewriter, call: OpCall, convolution: Convolution) -> list[t
     cudnn = library()
     assert cudnn is not None
     try:
-        lists = [_allowed(cudnn.algorithms(convolution, which)) for which in _passes(call)]
+        lists = [_allowed(cudnn.algorithms(convolution, which)) for which in _directions(call)]
     except CudnnError:
         return []
     return by_limit(lists, nothing_bytes=rewriter.least_bytes)
@@ -106,24 +109,24 @@ def _is_backward(call: OpCall) -> bool:
     return call.target is aten.convolution_backward.default
 
 
-def _passes(call: OpCall) -> tuple[Pass, ...]:
+def _directions(call: OpCall) -> tuple[Direction, ...]:
     """What a call makes, in the order of its outputs."""
     transposed = call.args[7 if _is_backward(call) else 6]
     if not _is_backward(call):
-        return (Pass.DATA if transposed else Pass.FORWARD,)
+        return (Direction.DATA if transposed else Direction.FORWARD,)
     wanted = call.args[10]
-    back = Pass.FORWARD if transposed else Pass.DATA
-    return (*((back,) if wanted[0] else ()), *((Pass.FILTER,) if wanted[1] else ()))
+    back = Direction.FORWARD if transposed else Direction.DATA
+    return (*((back,) if wanted[0] else ()), *((Direction.FILTER,) if wanted[1] else ()))
 
 
-def described(rewriter: Rewriter, call: OpCall) -> Convolution | None:
-    """The convolution behind a call, or None for one that cuDNN does not do or that this interface cannot name."""
+def describe(rewriter: Rewriter, call: OpCall, device_type: str) -> Convolution | None:
+    """The convolution behind a call, or None for one that cuDNN does not do, that this interface cannot name, or that runs elsewhere."""
     backward = _is_backward(call)
     stride, padding, dilation, transposed, _, groups = call.args[4:10] if backward else call.args[3:9]
     near, weight, far = _samples(rewriter, call)
     made = [rewriter.sample(t) for t in call.outputs[:2] if t is not None]
     layout = _layout(made, [near, weight, far])
-    if not _passes(call) or layout is None or len({t.dtype for t in (near, weight, far)}) > 1 or near.device.type == "meta":
+    if not _directions(call) or layout is None or len({t.dtype for t in (near, weight, far)}) > 1 or near.device.type != device_type:
         return None
     big, small = (far, near) if transposed else (near, far)
     spatial = near.dim() - 2
@@ -187,3 +190,14 @@ def _layout(made: Sequence[torch.Tensor], every: Sequence[torch.Tensor]) -> bool
     if last is None or not formats:
         return None
     return max(formats, key=lambda f: sum(t.is_contiguous(memory_format=f) for t in every)) is last
+
+
+CONVOLUTION_ALGORITHMS = Pass(
+    name="convolution-algorithms",
+    where="convolution",
+    becomes="another algorithm of cuDNN, that may read an operand where it lies",
+    saves="workspace, a dense copy of a part of a concatenation",
+    level=Level.OP,
+    numbers=Numbers.ROUNDS,
+    run=offer_at(dict.fromkeys(CONVOLUTIONS, offer_algorithms)),
+)

@@ -19,6 +19,7 @@ from memfit.capture.lower.storages import allocated_bytes
 from memfit.core.graph import Op
 from memfit.kernels.implementation import HALF
 from memfit.kernels.written_attention import ALIGNED, Settings, WrittenAttention, WrittenAttentionBackward, shape_sums
+from memfit.passes.interface import Level, Numbers, Pass, offer_at
 from memfit.passes.rewriter import Rewriter
 from memfit.passes.variants.attention_pattern import Attention, find_attention
 
@@ -74,3 +75,14 @@ def _num_matrices(rewriter: Rewriter, found: Attention, mask: int) -> int:
     known = num == 1 or (first and num == shape[0] == found.examples)
     broadcast = len(shape) >= 2 and all(a in (1, b) for a, b in zip(shape[-2:], scores, strict=True))
     return num if known and broadcast else 0
+
+
+FUSED_ATTENTION = Pass(
+    name="fused-attention",
+    where="attention written out",
+    becomes="a fused kernel and its backward",
+    saves="the matrix of scores",
+    level=Level.OP,
+    numbers=Numbers.ROUNDS,
+    run=offer_at({torch.ops.aten._softmax.default: offer_fused_attention}),
+)

@@ -4,15 +4,18 @@
            {.., x, ..}       run g before it:   the same again
     begin  {}                every op has run:  read backwards, the ops that led here are a plan
 
-How a step goes on from a set does not depend on how it came to it. So of two ways to one set the slower is forgotten; and a set from which the
-same ops are left to run as from another, but whose way repeats less, comes first. What f makes may still be read by an op that is left: then f
-has to run once more, and only that costs time. Sets with equally many ops left are a layer. Of each layer the fastest sets are followed, so many
-for each height of memory (else only the fastest would remain, which hold too much to get past the next wide op), ordered by the time they repeat
-and what they must repeat yet: each op that is left and does not fit beside what is there makes some of that come later once more. A *deep* beam keeps
-places for chains of repeats too, fewer the longer they are: to get past a wide op it can take twenty, and each of them alone looks bad.
+What can come before a set does not depend on what comes after it, so of two paths to one set only the faster is kept. When f runs last but
+an op that is left still reads what f makes, f must run once more: only such repeats cost time. Sets with equally many ops left form a layer.
 
-Where annealing looks for half a minute without finding one of the few plans near the smallest budget there is, this finds one in seconds; where
-there is room, annealing finds better ones. (`dead_ends.py` goes the same way back, from one op, and proves that there is no plan at all.)
+- In each layer the beam follows the fastest sets, a fixed number for each level of memory held. Without the levels only the fastest sets
+  would survive, and those hold too much to get past the next op with a large working set.
+- Sets are ordered by the time of their repeats so far plus a lower bound on those still to come: an op that is left and does not fit
+  beside the set forces some of the set to be made again.
+- A *deep* beam reserves places for several repeats in a row, fewer the longer they are: passing a wide op can take many, each of which
+  looks bad alone.
+
+Near the smallest budget this finds plans that annealing misses; with more room annealing finds better ones. `cuts/infeasibility.py` walks
+back in the same way from a single op, to prove that there is no plan.
 """
 
 from __future__ import annotations
@@ -25,28 +28,38 @@ from memfit.jit.kernel import kernel
 from memfit.planning.model.reduce import Arrays, Flags, Ints, Model
 
 LEVELS = 32
-"""Heights of memory, as parts of the limit, for each of which sets are followed."""
+"""Levels of memory, as equal parts of the limit; the beam follows some sets of each."""
 _FAN = 32
-"""Room for candidates, in times of the sets followed."""
+"""Room for candidates, as a multiple of the sets followed."""
 _DEPTHS, _DEEPER = 256, 6
-"""Repeats in a row that are followed at most, where they are counted, and room for the sets behind them, in times of those without."""
+"""A deep beam follows fewer repeats in a row than the first number; the second is the room for its sets, as a multiple of the others."""
 _FAR = 2**60
 _STOPPED = 63
-"""Every so many candidates the search looks up whether it is to stop."""
+"""The search checks whether to stop once in this many candidates, plus one."""
 
-PARENT, FORM, LATE, HELD, KEY, SCORE, DEPTH = 0, 1, 2, 3, 4, 5, 6
-"""Of a candidate: the set it comes from and the form that ran, time of repeats so far, bytes, a number for the set, what it is ordered by, and repeats since
-an op ran that need not run again."""
+
+class _Candidate(NamedTuple):
+    parent: int = 0  # the set it comes from
+    form: int = 1  # the form that ran
+    late: int = 2  # time of repeats so far
+    held: int = 3  # bytes
+    key: int = 4  # a number for the set
+    score: int = 5  # what candidates are ordered by
+    depth: int = 6  # repeats since an op ran that need not run again
+
+
+CANDIDATE = _Candidate()
+"""Rows of the table of candidates."""
 
 Table = Ints  # two-dimensional
 
 
-class Ways(NamedTuple):
-    """What is the same for all sets. Forms are those of the plain step."""
+class BeamTables(NamedTuple):
+    """What the search knows about the step, the same for all sets. Forms are those of the plain step."""
 
     maker: Ints  # of each storage: the form that makes it, -1 for what is there from the beginning
-    before: Flags  # [storage, form]: whether that form must have run before the storage's own maker
-    across: Flags  # [form, storage]: whether the storage must have been made before that form runs, and is no part of it
+    before: Flags  # [storage, form]: whether the form must run before the storage's maker
+    across: Flags  # [form, storage]: whether the storage is made before the form runs, and is neither its input nor its output
     need: Ints  # bytes that a form holds while it runs
     widest: Ints  # forms by need, the largest first
     weight: Ints  # bytes of a storage in a set: none for what nobody reads, which only must have been made
@@ -57,7 +70,7 @@ class Ways(NamedTuple):
     forms: int
 
 
-def ways_of(model: Model, plain: Ints) -> Ways:
+def make_beam_tables(model: Model, plain: Ints) -> BeamTables:
     a, num = model.arrays, model.num_storages
     maker, read = np.full(num, -1, np.int64), np.zeros(num, np.bool_)
     before, across = np.zeros((num, model.num_forms), np.bool_), np.zeros((model.num_forms, num), np.bool_)
@@ -79,7 +92,7 @@ def ways_of(model: Model, plain: Ints) -> Ways:
             end[outs[:1]] = True
     weight = np.where(read | a.pinned, a.size, 0)
     price = np.where(maker >= 0, a.time[maker] / np.maximum(weight, 1), np.inf)
-    return Ways(
+    return BeamTables(
         maker=maker,
         before=before,
         across=across,
@@ -121,8 +134,8 @@ def sift_down(heap: Ints, score: Ints, count: int, i: int) -> None:
 
 
 @kernel
-def heaped(heap: Ints, score: Ints, count: int) -> None:
-    """All candidates, as a heap."""
+def heapify(heap: Ints, score: Ints, count: int) -> None:
+    """Fill `heap` with all candidates, the least score on top."""
     for i in range(count):
         heap[i] = i
     for i in range(count // 2 - 1, -1, -1):
@@ -130,19 +143,19 @@ def heaped(heap: Ints, score: Ints, count: int) -> None:
 
 
 @kernel
-def push(heap: Ints, score: Ints, count: int, c: int) -> int:
-    """One candidate more; how many there are then."""
+def push_candidate(heap: Ints, score: Ints, count: int, c: int) -> int:
+    """Add a candidate to the heap; returns how many it holds."""
     heap[count] = c
     sift_up(heap, score, count)
     return count + 1
 
 
 @kernel
-def place_of(table: Ints, front: Table, key: int) -> int:
-    """Where the table has, or would have, the candidate for the set with this number; it holds candidates from 1 on."""
+def find_slot(table: Ints, front: Table, key: int) -> int:
+    """The slot of the hash table for the set with this key. A slot holds a candidate's number plus 1, or 0 when empty."""
     mask = len(table) - 1
     i = (key ^ (key >> 29)) & mask
-    while table[i] and front[KEY, table[i] - 1] != key:
+    while table[i] and front[CANDIDATE.key, table[i] - 1] != key:
         i = (i + 1) & mask
     return int(i)
 
@@ -151,8 +164,8 @@ def place_of(table: Ints, front: Table, key: int) -> int:
 
 
 @kernel
-def row_of(a: Arrays, parent: Flags, f: int, row: Flags) -> None:
-    """The set before form f ran, from the one after."""
+def fill_row(a: Arrays, parent: Flags, f: int, row: Flags) -> None:
+    """Fill `row` with the set before form f runs; `parent` is the set after it."""
     row[:] = parent
     for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
         row[a.out_idx[k]] = False
@@ -161,8 +174,8 @@ def row_of(a: Arrays, parent: Flags, f: int, row: Flags) -> None:
 
 
 @kernel
-def list_members(w: Ways, row: Flags, members: Ints, left: Flags) -> int:
-    """Fill in the storages of a set, the cheapest to make per byte first, and which forms run before their makers; how many."""
+def list_members(w: BeamTables, row: Flags, members: Ints, left: Flags) -> int:
+    """List the storages of a set, cheapest to make per byte first, and mark in `left` the forms that run before their makers; returns how many."""
     count = 0
     left[:] = False
     for s in w.cheapest:
@@ -174,8 +187,9 @@ def list_members(w: Ways, row: Flags, members: Ints, left: Flags) -> int:
 
 
 @kernel
-def must_repeat(a: Arrays, w: Ways, row: Flags, left: Flags, members: Ints, held: int, limit: int) -> int:
-    """Time, at least, of what is made again for an op that is left and does not fit beside the set; far too much if it cannot fit."""
+def bound_repeats(a: Arrays, w: BeamTables, row: Flags, left: Flags, members: Ints, held: int, limit: int) -> int:
+    """A lower bound on the time of repeats still to come: for each op that is left and does not fit beside the set, the cheapest part of
+    the set to make again. `_FAR` if the op cannot fit at all."""
     most = 0
     for f in w.widest:
         over = a.base_bytes + w.need[f] - limit
@@ -203,8 +217,8 @@ def must_repeat(a: Arrays, w: Ways, row: Flags, left: Flags, members: Ints, held
 
 
 @kernel
-def step_back(a: Arrays, w: Ways, row: Flags, f: int, held: int, key: int) -> tuple[int, int, int]:
-    """When f runs last: bytes of the set before it and its number, and bytes while it runs."""
+def weigh_predecessor(a: Arrays, w: BeamTables, row: Flags, f: int, held: int, key: int) -> tuple[int, int, int]:
+    """For the set before f runs: its bytes, its key, and the bytes held while f runs."""
     working = a.base_bytes + a.workspace[f]
     for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
         s = a.out_idx[k]
@@ -224,27 +238,29 @@ def step_back(a: Arrays, w: Ways, row: Flags, f: int, held: int, key: int) -> tu
 
 
 @kernel
-def add(front: Table, table: Ints, count: int, parent: int, f: int, late: int, held: int, key: int, score: int, depth: int) -> bool:
-    """A candidate more, if the set is new or was reached by repeating more."""
-    at = place_of(table, front, key)
-    if count >= front.shape[1] or (table[at] and front[LATE, table[at] - 1] <= late):
+def add_candidate(
+    front: Table, table: Ints, count: int, parent: int, f: int, late: int, held: int, key: int, score: int, depth: int
+) -> bool:
+    """Add a candidate if its set is new, or was reached before with more repeats; whether it was added."""
+    at = find_slot(table, front, key)
+    if count >= front.shape[1] or (table[at] and front[CANDIDATE.late, table[at] - 1] <= late):
         return False
-    front[PARENT, count], front[FORM, count], front[LATE, count] = parent, f, late
-    front[HELD, count], front[KEY, count], front[SCORE, count] = held, key, score
-    front[DEPTH, count] = depth
+    front[CANDIDATE.parent, count], front[CANDIDATE.form, count], front[CANDIDATE.late, count] = parent, f, late
+    front[CANDIDATE.held, count], front[CANDIDATE.key, count], front[CANDIDATE.score, count] = held, key, score
+    front[CANDIDATE.depth, count] = depth
     table[at] = count + 1
     return True
 
 
 @kernel
-def way_back(history: Table, front: Table, count: int) -> Ints:
-    """The forms that led to the fastest of the candidates, in the order in which they run."""
+def trace_back(history: Table, front: Table, count: int) -> Ints:
+    """The forms that lead to the fastest candidate, in the order in which they run."""
     best = 0
     for c in range(count):
-        if front[LATE, c] < front[LATE, best]:
+        if front[CANDIDATE.late, c] < front[CANDIDATE.late, best]:
             best = c
     sequence, length = np.empty(history.shape[1] + 1, np.int64), 0
-    parent, f = front[PARENT, best], front[FORM, best]
+    parent, f = front[CANDIDATE.parent, best], front[CANDIDATE.form, best]
     while parent >= 0:
         sequence[length] = f
         length += 1
@@ -253,13 +269,13 @@ def way_back(history: Table, front: Table, count: int) -> Ints:
 
 
 @kernel
-def beam(
-    a: Arrays, w: Ways, limit: int, most_ns: int, per_level: int, lean_ns: float, deep: bool, tie_ns: int, seed: int, stop: Ints
+def search_beam(
+    a: Arrays, w: BeamTables, limit: int, most_ns: int, per_level: int, lean_ns: float, deep: bool, tie_ns: int, seed: int, stop: Ints
 ) -> Ints:
-    """A plan that repeats less than `most_ns`, or nothing.
+    """A plan whose repeats take less than `most_ns`; an empty sequence if none is found.
 
-    `per_level` sets are followed for each height, and if `deep` for each length of a chain of repeats a share of that. `lean_ns` is the price of a byte,
-    and up to `tie_ns` is added by chance.
+    The beam follows `per_level` sets for each level of memory; if `deep`, fewer of them behind 1, 2, ... repeats in a row. `lean_ns` is the
+    price of a byte held, and ties are broken by a random time up to `tie_ns`.
     """
     np.random.seed(seed)
     room, num = per_level * LEVELS * _FAN, len(w.maker)
@@ -274,14 +290,14 @@ def beam(
     start = 0
     for s in range(num):
         start += w.weight[s] if w.end[s] else 0
-    add(fronts[0], tables[0], 0, -1, -1, 0, start, 0, 0, 0)
+    add_candidate(fronts[0], tables[0], 0, -1, -1, 0, start, 0, 0, 0)
     counts[0] = 1
     for layer in range(w.forms):
         now, then = layer & 1, 1 - (layer & 1)
         front, table = fronts[now], tables[now]
         tables[then], counts[then], followed[:] = 0, 0, 0
         begins[now], waiting = known, counts[now]
-        heaped(heap, front[SCORE], waiting)
+        heapify(heap, front[CANDIDATE.score], waiting)
         while waiting > 0:
             looked += 1
             if looked & _STOPPED == 0 and stop[0]:
@@ -289,48 +305,50 @@ def beam(
             c = heap[0]
             waiting -= 1
             heap[0] = heap[waiting]
-            sift_down(heap, front[SCORE], waiting, 0)
-            late, held, key = front[LATE, c], front[HELD, c], front[KEY, c]
+            sift_down(heap, front[CANDIDATE.score], waiting, 0)
+            late, held, key = front[CANDIDATE.late, c], front[CANDIDATE.held, c], front[CANDIDATE.key, c]
             level = min(held * LEVELS // max(limit, 1), LEVELS)
-            depth = front[DEPTH, c]
+            depth = front[CANDIDATE.depth, c]
             full = followed[depth, level] >= max(per_level // (1 + depth), 1) or known - begins[now] == rows.shape[1]
-            if full or table[place_of(table, front, key)] != c + 1:
+            if full or table[find_slot(table, front, key)] != c + 1:
                 continue
-            row, parent = rows[now, known - begins[now]], front[PARENT, c]
+            row, parent = rows[now, known - begins[now]], front[CANDIDATE.parent, c]
             if parent < 0:
                 row[:] = w.end
             else:
                 side = now if parent >= begins[now] else then
-                row_of(a, rows[side, parent - begins[side]], front[FORM, c], row)
+                fill_row(a, rows[side, parent - begins[side]], front[CANDIDATE.form, c], row)
             count = list_members(w, row, members, left)
-            ahead = late + must_repeat(a, w, row, left, members[:count], held, limit)
+            ahead = late + bound_repeats(a, w, row, left, members[:count], held, limit)
             if ahead >= most_ns:
                 continue
             score = ahead + int(lean_ns * held)
-            if score > front[SCORE, c] + tie_ns:  # not its turn yet
-                front[SCORE, c] = score
-                waiting = push(heap, front[SCORE], waiting, c)
+            if score > front[CANDIDATE.score, c] + tie_ns:  # not its turn yet
+                front[CANDIDATE.score, c] = score
+                waiting = push_candidate(heap, front[CANDIDATE.score], waiting, c)
                 continue
             if known == history.shape[1]:
                 history = np.concatenate((history, np.empty_like(history)), axis=1)
-            history[0, known], history[1, known] = parent, front[FORM, c]
+            history[0, known], history[1, known] = parent, front[CANDIDATE.form, c]
             followed[depth, level] += 1
             for i in range(count):
                 f = w.maker[members[i]]
                 if f < 0 or (left[f] and (w.once[f] or depth + 1 == _DEPTHS)):
                     continue
-                after, number, working = step_back(a, w, row, f, held, key)
+                after, number, working = weigh_predecessor(a, w, row, f, held, key)
                 again = late + a.time[f] if left[f] else late
                 if working > limit or again >= most_ns:
                     continue
                 to = now if left[f] else then
                 score = max(again, ahead) + int(lean_ns * after + tie_ns * np.random.random())
-                if add(fronts[to], tables[to], counts[to], known, f, again, after, number, score, depth + 1 if deep and left[f] else 0):
+                if add_candidate(
+                    fronts[to], tables[to], counts[to], known, f, again, after, number, score, depth + 1 if deep and left[f] else 0
+                ):
                     counts[to] += 1
                     if left[f]:
-                        waiting = push(heap, front[SCORE], waiting, counts[to] - 1)
+                        waiting = push_candidate(heap, front[CANDIDATE.score], waiting, counts[to] - 1)
             known += 1
         if counts[then] == 0:
             return history[0, :0]
     last = w.forms & 1
-    return way_back(history, fronts[last], counts[last])
+    return trace_back(history, fronts[last], counts[last])

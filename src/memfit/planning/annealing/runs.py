@@ -1,9 +1,9 @@
-"""Runs of annealing and of the beam side by side, on two threads: where one of them ends is a matter of luck, so there are many.
+"""Many runs of annealing and of the beam, two at once: where a single run ends is a matter of luck.
 
-    thread 1   annealing, from the step itself ── again ── ... ──┬─ from the best ones found ── ... until the time is up
-    thread 2   a beam, while nothing else finds a plan ── wider ─┴─ annealing too
+    thread 1   annealing, from the step itself ── again ── ... ──┬─ from the best sequences found ── ... until the time is up
+    thread 2   beams, wider and wider, until a plan is known ────┴─ annealing too
 
-Annealing finds the better plans where there is some room, a beam the first one where there is next to none.
+With some room annealing finds the better plans; with next to none a beam finds the first one.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from time import perf_counter
 import numpy as np
 
 from memfit.planning.annealing.anneal import anneal
-from memfit.planning.annealing.beam import Ways, beam, ways_of
-from memfit.planning.jit.warm_up import with_kernels
+from memfit.planning.annealing.beam import BeamTables, make_beam_tables, search_beam
+from memfit.planning.jit.warm_up import prepare_kernels
 from memfit.planning.model.fast_judge import measure
 from memfit.planning.model.reduce import Floats, Ints
 from memfit.planning.search.drop_repeats import polish
-from memfit.planning.search.repair_kernel import excess
+from memfit.planning.search.repair_kernel import sum_excess
 from memfit.planning.search.state import Search
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Annealing:
-    """Order and recomputation together. `first_plan`: only where nothing else has found a plan."""
+    """The stage that searches order and recomputation together. `first_plan`: it runs only while no plan is known."""
 
     name: str = "annealing"
     first_plan: bool = False
@@ -38,7 +38,7 @@ class Annealing:
         return not self.first_plan or (search.may_reorder and wanted and not search.done and not search.is_large)
 
     def run(self, search: Search, seconds: float) -> None:
-        search.problem = with_kernels(search.problem, ("annealing", "beam"))
+        search.problem = prepare_kernels(search.problem, ("annealing", "beam"))
         anneal_side_by_side(search, seconds=seconds, seed=search.seed)
 
 
@@ -51,10 +51,10 @@ class _Found:
 
 @dataclass(kw_only=True)
 class _Runs:
-    """Where runs set out from, and what they came to, the best first. `number` counts runs, `beams` those of the beam, `beaming` while one
-    runs, `late` if that is one that looks for a faster plan.
+    """What runs start from and what they have found, the best first.
 
-    `fits` once annealing has a plan of its own: that of a beam is seldom the place to spend all the time from.
+    `number` counts runs of annealing and `beams` those of the beam; `beaming` is true while a beam runs, and `late` if it looks for a plan
+    faster than the best one. `fits` is true once annealing itself has found a plan; a beam's plan is seldom a good one to start from.
     """
 
     search: Search
@@ -73,11 +73,11 @@ class _Runs:
         self.late_width = self.search.settings.beam.late_width
 
     @cached_property
-    def ways(self) -> Ways:
-        return ways_of(self.search.problem.model, self.start)
+    def ways(self) -> BeamTables:
+        return make_beam_tables(self.search.problem.model, self.start)
 
     def next_beam(self, late: bool) -> partial[_Found | None] | None:
-        """One at a time: until one of them or annealing has a plan; `late` one that looks for a faster plan, and wider ones as long as they find it."""
+        """The next beam, if one is due: at first until a plan is known; `late` in the search, as long as wider ones find faster plans."""
         numbers, num_forms = self.search.settings.beam, self.search.problem.model.num_forms
         if self.beaming or num_forms > numbers.most_forms:
             return None
@@ -91,7 +91,7 @@ class _Runs:
         return partial(self.run_beam, *kind, int(self.random.integers(2**31)))
 
     def arguments(self, moves: int, again: bool) -> tuple[Ints, int, int, Floats, int]:
-        """Of the next run, from the step itself or (`again`, then less hot and with bytes dear from the beginning) from something found."""
+        """The arguments of the next run. `again`: it starts from one of the best sequences found, cooler, and with bytes dear from the beginning."""
         n, large = self.search.settings.annealing, self.search.is_large
         hots, cold, dear = (n.hot_large, n.cold_large, n.dear_large) if large else (n.hot, n.cold, n.dear)
         a, random, hot = self.search.problem.model.arrays, self.random, hots[self.number % len(hots)]
@@ -110,23 +110,23 @@ class _Runs:
         sequence = anneal(a, start, limit, toll, moves, heat, seed, self.stop)
         usage = np.empty(len(sequence), np.int64)
         measure(a, sequence, usage)
-        return self._polished(sequence, int(excess(usage, len(sequence), limit)))
+        return self._polish(sequence, int(sum_excess(usage, len(sequence), limit)))
 
     def run_beam(self, width: int, lean: float, deep: bool, seed: int) -> _Found | None:
         problem, a = self.search.problem, self.search.problem.model.arrays
         base_ns, limit = int(a.time[self.start].sum()), problem.limit_bytes
         most_ns = 2**60 if self.search.best is None else self.search.best_time_ns - base_ns
         lean_ns, tie_ns = lean * base_ns / max(limit, 1), int(self.search.settings.beam.tie * base_ns)
-        sequence = beam(a, self.ways, limit, most_ns, width, lean_ns, deep, tie_ns, seed, self.stop)
-        return self._polished(sequence, 0) if len(sequence) else None
+        sequence = search_beam(a, self.ways, limit, most_ns, width, lean_ns, deep, tie_ns, seed, self.stop)
+        return self._polish(sequence, 0) if len(sequence) else None
 
-    def _polished(self, sequence: Ints, over: int) -> _Found:
+    def _polish(self, sequence: Ints, over: int) -> _Found:
         a = self.search.problem.model.arrays
         sequence = polish(a, sequence, self.search.problem.limit_bytes) if over == 0 else sequence
         return _Found(over=over, time=int(a.time[sequence].sum()), sequence=sequence)
 
     def take(self, found: _Found | None, is_beam: bool) -> None:
-        """Remember it, and show it to the search."""
+        """Keep what a run found, and hand it to the search."""
         better = False
         if found is not None:
             if all((found.over, found.time) != (known.over, known.time) for known in self.found):
@@ -140,11 +140,11 @@ class _Runs:
 
 
 def anneal_side_by_side(search: Search, *, seconds: float, seed: int = 0) -> None:
-    """Runs of annealing and beams, as many at once as there are cores (two at most), until the time is up or the plan is good enough."""
+    """Run annealing and beams, on two cores at most, until the time is up or the plan is good enough."""
     problem, numbers = search.problem, search.settings.annealing
     start, takes = search.siblings.plain[np.array(problem.model.agenda, np.int64)], problem.model.takes
     if search.done or search.good_enough or not len(start) or any(takes[f] for f in start):
-        return  # what overwrites is not moved about
+        return  # in-place forms cannot be moved freely
     if search.is_large and search.rank is not None:
         start = start[np.argsort(search.rank[start], kind="stable")]
     began, seconds = problem.seconds, min(seconds, problem.seconds_left)

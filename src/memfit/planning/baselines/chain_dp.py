@@ -22,7 +22,7 @@ from memfit.core.outcome import Outcome
 from memfit.planning.cuts.just_in_time import turning_point
 from memfit.planning.model.fast_judge import drop_dead, peak_and_time, usage_of
 from memfit.planning.model.reduce import Ints, Model
-from memfit.planning.outcome import judged
+from memfit.planning.outcome import judge_sequence
 from memfit.planning.problem import Problem
 
 SHARES = (2.0, 1.6, 1.3, 1.1, 1.0, 0.9, 0.8, 0.7, 0.6)
@@ -40,7 +40,7 @@ class ChainDp:
             key = (max(peak - problem.limit_bytes, 0), time)
             if peak >= 0 and (best is None or key < best[0]):
                 best = (key, sequence)
-        return judged(problem, planner=self.name, sequence=None if best is None else best[1])
+        return judge_sequence(problem, planner=self.name, sequence=None if best is None else best[1])
 
 
 def chain_sequences(
@@ -65,7 +65,7 @@ class _Chain:
         self.turn = turning_point(model, usage_of(a, agenda)) if len(agenda) else 0
         forward, backward = list(model.agenda[: self.turn + 1]), list(model.agenda[self.turn + 1 :])
         self.constant_bytes = int(a.base_bytes + a.size[a.source].sum() + a.size[a.pinned].sum())
-        borders = _borders(_crossing(model, forward), [self._transient(f) for f in forward], max_stages)
+        borders = _choose_borders(_count_crossing(model, forward), [self._transient(f) for f in forward], max_stages)
         self.forward = [forward[i:j] for i, j in zip([0, *borders], [*borders, len(forward)], strict=True)]
         self.home = {s: k for k, forms in enumerate(self.forward) for f in forms for s in model.outs[f]}
         self.backward = self._group(backward)
@@ -114,7 +114,7 @@ class _Chain:
         return np.asarray(drop_dead(self.model.arrays, np.array(sequence, np.int64)))
 
 
-def _crossing(model: Model, forward: list[int]) -> list[int]:
+def _count_crossing(model: Model, forward: list[int]) -> list[int]:
     """Bytes made up to each forward op and read by a later forward op."""
     a = model.arrays
     last = {s: i for i, f in enumerate(forward) for s in model.ins[f]}
@@ -127,7 +127,7 @@ def _crossing(model: Model, forward: list[int]) -> list[int]:
     return [int(x) for x in np.cumsum(change)[:-1]]
 
 
-def _borders(crossing: list[int], made: list[int], max_stages: int) -> list[int]:
+def _choose_borders(crossing: list[int], made: list[int], max_stages: int) -> list[int]:
     """Positions after which to cut: in each of `max_stages` slices of equal bytes the one that least crosses."""
     share = np.cumsum(np.array(made, np.float64) + 1.0)
     slices = np.minimum((share / share[-1] * max_stages).astype(np.int64), max_stages - 1) if len(made) else np.zeros(0, np.int64)

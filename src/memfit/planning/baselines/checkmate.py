@@ -21,7 +21,7 @@ from memfit.core.outcome import Outcome
 from memfit.planning.baselines.milp_rows import Program, Term
 from memfit.planning.model.fast_judge import peak_and_time
 from memfit.planning.model.reduce import Floats, Ints, Model
-from memfit.planning.outcome import judged
+from memfit.planning.outcome import judge_sequence
 from memfit.planning.problem import Problem
 
 _MAX_OPS = 400
@@ -38,12 +38,12 @@ class Checkmate:
         values, optimal = staged.program.solve(whole=True, time_limit_s=problem.seconds_left)
         sequence = None if values is None else staged.sequence(values)
         note = "optimal among plans in step order" if optimal else "the solver ran out of time"
-        return judged(problem, planner=self.name, sequence=sequence, reason=note if sequence is not None else "")
+        return judge_sequence(problem, planner=self.name, sequence=sequence, reason=note if sequence is not None else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckmateRounding:
-    """The relaxation at a little less than the budget, rounded: S by a threshold, R by one sweep per stage."""
+    """The relaxation at a little less than the budget, round_values: S by a threshold, R by one sweep per stage."""
 
     name: str = "checkmate_rounding"
     shares: tuple[float, ...] = (0.9, 1.0, 0.8)
@@ -56,11 +56,11 @@ class CheckmateRounding:
             values, _ = staged.program.solve(whole=False, time_limit_s=problem.seconds_left / len(self.shares))
             for threshold in self.thresholds if values is not None else ():
                 assert values is not None
-                sequence = staged.rounded(values, threshold)
+                sequence = staged.round_values(values, threshold)
                 peak, time = peak_and_time(problem.model.arrays, sequence)
                 if 0 <= peak <= problem.limit_bytes and (best is None or time < best[0]):
                     best = (time, sequence)
-        return judged(problem, planner=self.name, sequence=None if best is None else best[1])
+        return judge_sequence(problem, planner=self.name, sequence=None if best is None else best[1])
 
 
 class _Staged:
@@ -117,9 +117,9 @@ class _Staged:
             held.append((self.R[t, k], self.size[k]))
             self.program.at_most([*held, (self.R[t, k], self.extra[k])], self.room)
             leaving = [i for i in (*self.inputs[k], k) if self.size[i] and not self.pinned[i]]
-            held.extend((self._freed(t, i, k), -self.size[i]) for i in leaving)
+            held.extend((self._add_free(t, i, k), -self.size[i]) for i in leaving)
 
-    def _freed(self, t: int, i: int, k: int) -> int:
+    def _add_free(self, t: int, i: int, k: int) -> int:
         """F[t,i,k]: after op k ran in stage t, op i's outputs go; only if held, not read later in the stage and not kept."""
         free = self.program.variable()
         later = [(self.R[t, j], 1.0) for j in self.readers[i] if k < j <= t]
@@ -133,7 +133,7 @@ class _Staged:
         ran = [self.model.agenda[i] for t in range(self.n) for i in range(t + 1) if values[self.R[t, i]] > 0.5]
         return np.array(ran, np.int64)
 
-    def rounded(self, values: Floats, threshold: float) -> Ints:
+    def round_values(self, values: Floats, threshold: float) -> Ints:
         """S by the threshold, then in each stage exactly the runs that its op and the next stage's S need."""
         held = {key for key, v in self.S.items() if values[v] > threshold or self.pinned[key[1]] or self.once[key[1]]}
         ran: list[int] = []

@@ -20,7 +20,7 @@ from memfit.core import cp_sat
 from memfit.core.outcome import Outcome, Status
 from memfit.planning.model.fast_judge import peak_and_time
 from memfit.planning.model.reduce import Model
-from memfit.planning.outcome import judged
+from memfit.planning.outcome import judge_sequence
 from memfit.planning.problem import Problem
 
 
@@ -37,12 +37,12 @@ class CpSat:
         solver = cp_sat.Solver()
         status = solver.solve(program.cp, time_limit_s=max(problem.seconds_left, 0.1), workers=self.workers)
         if status not in (Status.OPTIMAL, Status.FEASIBLE):
-            return judged(problem, planner=self.name, sequence=None)
+            return judge_sequence(problem, planner=self.name, sequence=None)
         sequence = program.sequence(solver)
         peak, _ = peak_and_time(problem.model.arrays, np.array(sequence, np.int64))
         note = f"optimal among plans in step order that make nothing more than {self.num_intervals} times"
         reason = note if status is Status.OPTIMAL and 0 <= peak <= problem.limit_bytes else ""
-        return judged(problem, planner=self.name, sequence=sequence, reason=reason)
+        return judge_sequence(problem, planner=self.name, sequence=sequence, reason=reason)
 
 
 class _Intervals:

@@ -15,7 +15,7 @@ from memfit.core.outcome import Outcome
 from memfit.planning.cuts.just_in_time import keep_at, turning_point
 from memfit.planning.model.fast_judge import peak_and_time, usage_of
 from memfit.planning.model.reduce import Ints, Model
-from memfit.planning.outcome import judged
+from memfit.planning.outcome import judge_sequence
 from memfit.planning.problem import Problem
 
 DENSE = ("conv", "mm", "linear", "attention", "einsum", "dot", "lstm", "gru")
@@ -28,13 +28,13 @@ class DropCheap:
     dense: tuple[str, ...] = DENSE
 
     def plan(self, problem: Problem) -> Outcome:
-        return judged(problem, planner=self.name, sequence=self.sequence(problem))
+        return judge_sequence(problem, planner=self.name, sequence=self.sequence(problem))
 
     def sequence(self, problem: Problem) -> Ints | None:
         """The fastest that fits, or the one least over the budget."""
         model = problem.model
         turn = turning_point(model, usage_of(model.arrays, np.array(model.agenda, np.int64)))
-        ranked = self._ranked(model, turn)
+        ranked = self._rank(model, turn)
         best: tuple[tuple[int, int, int], Ints] | None = None
         for count in _search(len(ranked)):
             sequence = keep_at(model, [turn], [ranked[count:]])
@@ -44,7 +44,7 @@ class DropCheap:
                 best = (key, sequence)
         return None if best is None else best[1]
 
-    def _ranked(self, model: Model, turn: int) -> list[int]:
+    def _rank(self, model: Model, turn: int) -> list[int]:
         """Storages made before the turn, cheapest to drop first."""
         a = model.arrays
         ranked = []

@@ -18,7 +18,7 @@ import numpy as np
 
 from memfit.core.outcome import Outcome
 from memfit.planning.model.reduce import Ints, Model
-from memfit.planning.outcome import judged
+from memfit.planning.outcome import judge_sequence
 from memfit.planning.problem import Problem
 
 
@@ -31,7 +31,7 @@ class Greedy:
     """Of the time left, how much may be spent."""
 
     def plan(self, problem: Problem) -> Outcome:
-        return judged(problem, planner=self.name, sequence=self.sequence(problem))
+        return judge_sequence(problem, planner=self.name, sequence=self.sequence(problem))
 
     def sequence(self, problem: Problem) -> Ints | None:
         player = _Player(problem.model, problem.limit_bytes, self.max_growth * (len(problem.model.agenda) + 1))

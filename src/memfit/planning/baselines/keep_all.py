@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memfit.core.outcome import Outcome
-from memfit.planning.outcome import judged
+from memfit.planning.outcome import judge_sequence
 from memfit.planning.problem import Problem
 
 
@@ -14,4 +14,4 @@ class KeepAll:
     name: str = "keep_all"
 
     def plan(self, problem: Problem) -> Outcome:
-        return judged(problem, planner=self.name, sequence=problem.model.agenda)
+        return judge_sequence(problem, planner=self.name, sequence=problem.model.agenda)

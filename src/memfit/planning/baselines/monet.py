@@ -25,7 +25,7 @@ from memfit.planning.baselines.milp_rows import Program, Term
 from memfit.planning.cuts.just_in_time import turning_point
 from memfit.planning.model.fast_judge import usage_of
 from memfit.planning.model.reduce import Floats, Model
-from memfit.planning.outcome import judged
+from memfit.planning.outcome import judge_sequence
 from memfit.planning.problem import Problem
 
 _MAX_CELLS = 60_000
@@ -40,7 +40,7 @@ class Monet:
         values, optimal = staged.program.solve(whole=True, time_limit_s=problem.seconds_left)
         sequence = None if values is None else staged.sequence(values)
         note = "optimal among MONeT's schedules" if optimal else "the solver ran out of time"
-        return judged(problem, planner=self.name, sequence=sequence, reason=note if sequence is not None else "")
+        return judge_sequence(problem, planner=self.name, sequence=sequence, reason=note if sequence is not None else "")
 
 
 class _Stages:

@@ -17,7 +17,7 @@ from memfit.core.outcome import Outcome
 from memfit.planning.cuts.just_in_time import keep_at, turning_point
 from memfit.planning.model.fast_judge import peak_and_time, usage_of
 from memfit.planning.model.reduce import Ints, Model
-from memfit.planning.outcome import judged
+from memfit.planning.outcome import judge_sequence
 from memfit.planning.problem import Problem
 
 
@@ -29,7 +29,7 @@ class SqrtSegments:
     num_segments: int | None = None
 
     def plan(self, problem: Problem) -> Outcome:
-        return judged(problem, planner=self.name, sequence=self.sequence(problem))
+        return judge_sequence(problem, planner=self.name, sequence=self.sequence(problem))
 
     def sequence(self, problem: Problem) -> Ints | None:
         """The best of the segmentations tried: the fastest that fits, or the one least over the budget."""

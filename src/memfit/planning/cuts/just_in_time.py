@@ -20,7 +20,7 @@ from memfit.planning.model.reduce import Arrays, Flags, Ints, Model
 
 
 @kernel
-def doubled(values: Ints) -> Ints:
+def double(values: Ints) -> Ints:
     longer = np.empty(2 * len(values), np.int64)
     for i in range(len(values)):
         longer[i] = values[i]
@@ -42,7 +42,7 @@ def run_with_inputs(
                 s = a.in_idx[k]
                 if not have[s] and maker[s] >= 0:
                     if top == len(stack):
-                        stack = doubled(stack)
+                        stack = double(stack)
                     stack[top] = maker[s]
                     top += 1
                     missing = True
@@ -50,7 +50,7 @@ def run_with_inputs(
             if missing:
                 continue
             if n == len(out):
-                out = doubled(out)
+                out = double(out)
             out[n] = f
             n += 1
             ran[f] = True

@@ -45,7 +45,7 @@ def keep_milestones(search: Search, program: CutProgram, *, seconds: float) -> N
     found = _play(search, program, (), 1.0)
     if found is None or found[0] <= search.problem.limit_bytes:
         return
-    links = waiting_links(search, found[1].sequence, found[2])
+    links = find_waiting_links(search, found[1].sequence, found[2])
     for spacing in numbers.spacings:
         if len(links) < spacing:
             continue
@@ -74,7 +74,7 @@ def _play(search: Search, program: CutProgram, kept: Iterable[int], share: float
     return min((found for found in played if found[0] != INVALID), key=lambda found: found[0], default=None)
 
 
-def waiting_links(search: Search, sequence: Ints, solution: CutSolution) -> list[int]:
+def find_waiting_links(search: Search, sequence: Ints, solution: CutSolution) -> list[int]:
     """What has come back at the peak, has already served to bring back others, and waits to be read later; in that order."""
     model = search.problem.model
     peak = int(np.argmax(usage_of(model.arrays, sequence)))

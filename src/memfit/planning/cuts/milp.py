@@ -45,7 +45,7 @@ def solve_mixed(
     high: Floats | float = 1.0,
 ) -> Mixed:
     """min cost·x with matrix x <= right and x in [low, high], whole where `whole` says so."""
-    with stdout_to_stderr():
+    with redirect_stdout():
         found = milp(
             cost,
             constraints=LinearConstraint(matrix, -np.inf, right),
@@ -58,7 +58,7 @@ def solve_mixed(
 
 
 @contextmanager
-def stdout_to_stderr() -> Iterator[None]:
+def redirect_stdout() -> Iterator[None]:
     """Whatever compiled code prints on stdout appears on stderr. One thread at a time; where there is no stdout, nothing happens."""
     with _redirecting:
         try:

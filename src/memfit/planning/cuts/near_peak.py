@@ -8,14 +8,14 @@ import numpy as np
 
 from memfit.planning.cuts.program import CutProgram
 from memfit.planning.model.fast_judge import usage_of
-from memfit.planning.model.lower_bounds import required_storages
+from memfit.planning.model.lower_bounds import find_required
 from memfit.planning.model.reduce import Model
 
 
 def cuts_near_peak(model: Model) -> Iterator[int]:
     """Storages every plan must make, in order of how much the plain step holds when it makes them, one for each op."""
     agenda = np.array(model.agenda, np.int64)
-    required = required_storages(model)
+    required = find_required(model)
     seen: set[int] = set()
     for p in np.argsort(-usage_of(model.arrays, agenda), kind="stable"):
         for s in model.outs[agenda[p]]:

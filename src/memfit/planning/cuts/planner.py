@@ -18,9 +18,9 @@ from memfit.planning.cuts.just_in_time import default_makers
 from memfit.planning.cuts.near_peak import cuts_near_peak
 from memfit.planning.cuts.program import CutProgram
 from memfit.planning.cuts.rounding import seeds_from
-from memfit.planning.jit.warm_up import with_kernels
+from memfit.planning.jit.warm_up import prepare_kernels
 from memfit.planning.model.fast_judge import INVALID, peak_and_time
-from memfit.planning.outcome import judged
+from memfit.planning.outcome import judge_sequence
 from memfit.planning.problem import Problem
 from memfit.planning.search.state import Search
 
@@ -31,7 +31,7 @@ class CutPlanner:
     max_cuts: int = 12
 
     def plan(self, problem: Problem) -> Outcome:
-        search = Search(with_kernels(problem))
+        search = Search(prepare_kernels(problem))
         try_cuts(search, max_cuts=self.max_cuts)
         return judge_search(search, self.name)
 
@@ -65,7 +65,7 @@ class MoreCuts:
 
 def judge_search(search: Search, planner: str) -> Outcome:
     """The outcome of a search: its best sequence, judged, or why there is none."""
-    return judged(
+    return judge_sequence(
         search.problem,
         planner=planner,
         sequence=search.best,

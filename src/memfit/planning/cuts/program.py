@@ -39,8 +39,8 @@ from scipy.optimize import linprog
 from scipy.sparse import csr_matrix, vstack
 
 from memfit.planning.cuts.milp import solve_mixed
-from memfit.planning.cuts.reachability import made_by, members, of_several, runnable_without, takers_of
-from memfit.planning.model.lower_bounds import required_for, required_storages
+from memfit.planning.cuts.reachability import find_made_by_several, find_makeable, find_runnable_without, find_takers, make_flags
+from memfit.planning.model.lower_bounds import find_required, find_required_before
 from memfit.planning.model.reduce import Flags, Floats, Ints, Model
 
 Span = tuple[int, int]
@@ -84,18 +84,18 @@ class CutProgram:
 
     def __init__(self, model: Model, cuts: Sequence[int], *, spans: bool = True) -> None:
         self.model, self.cuts = model, tuple(cuts)
-        self.takers = takers_of(model)
+        self.takers = find_takers(model)
         self.num_variables = 0
-        able = [runnable_without(model, cut) for cut in cuts]
+        able = [find_runnable_without(model, cut) for cut in cuts]
         self.runs = [self._number(flags) for flags in (*able, np.ones(model.num_forms, np.bool_))]
-        self.at = [self._number(members(model.producers[cut], model.num_forms)) for cut in cuts]
-        self.keep = [self._number(made_by(model, flags)) for flags in able]
-        again = members([g for s in self.takers for g in model.producers[s]], model.num_forms) & model.arrays.replayable
+        self.at = [self._number(make_flags(model.producers[cut], model.num_forms)) for cut in cuts]
+        self.keep = [self._number(find_makeable(model, flags)) for flags in able]
+        again = make_flags([g for s in self.takers for g in model.producers[s]], model.num_forms) & model.arrays.replayable
         self.more = [self._number((numbers >= 0) & again) for numbers in self.runs]
         self.spans = {(stage, stage): numbers for stage, numbers in enumerate(self.runs)}
         chain = [(i, j) for j in range(len(self.runs)) for i in range(j)] if spans and len(self.cuts) > 1 else []
         self.spans |= {(first, last): self._number(self.runs[last] >= 0) for first, last in chain}
-        self.made = {span: self._number(of_several(model, numbers >= 0)) for span, numbers in self.spans.items()}
+        self.made = {span: self._number(find_made_by_several(model, numbers >= 0)) for span, numbers in self.spans.items()}
         self.rows: list[list[tuple[int, float]]] = []
         self.right: list[float] = []
         for span in self.spans:
@@ -201,7 +201,7 @@ class CutProgram:
         parts = [self.spans[first, last]]
         if first:
             parts += [self.spans[0, first - 1], self.at[first - 1]]
-        wanted = required_storages(model) if last == end else required_for(model, self.cuts[last])
+        wanted = find_required(model) if last == end else find_required_before(model, self.cuts[last])
         for s in sorted(wanted):
             self._row([(int(numbers[f]), -1.0) for f in model.producers[s] for numbers in parts if numbers[f] >= 0], -1.0)
 
@@ -214,7 +214,7 @@ class CutProgram:
 
     def _required_rows(self) -> None:
         """What every plan makes is made whole, not half before and half after from a half that was kept."""
-        for s in sorted(required_storages(self.model)):
+        for s in sorted(find_required(self.model)):
             self._row([(v, -1.0) for f in self.model.producers[s] for v in self._all_runs(f)], -1.0)
 
     def _once_rows(self) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from memfit.planning.model.reduce import Flags, Model
 
 
-def runnable_without(model: Model, cut: int) -> Flags:
+def find_runnable_without(model: Model, cut: int) -> Flags:
     """The forms that can run before storage `cut` has ever been made."""
     have = model.arrays.source.copy()
     able = np.zeros(model.num_forms, np.bool_)
@@ -31,7 +31,7 @@ def runnable_without(model: Model, cut: int) -> Flags:
     return able
 
 
-def takers_of(model: Model) -> dict[int, list[int]]:
+def find_takers(model: Model) -> dict[int, list[int]]:
     """The forms that overwrite each storage that any form overwrites."""
     takers: dict[int, list[int]] = {}
     for f, takes in enumerate(model.takes):
@@ -40,18 +40,18 @@ def takers_of(model: Model) -> dict[int, list[int]]:
     return takers
 
 
-def members(items: Sequence[int], count: int) -> Flags:
+def make_flags(items: Sequence[int], count: int) -> Flags:
     flags = np.zeros(count, np.bool_)
     flags[list(items)] = True
     return flags
 
 
-def of_several(model: Model, forms: Flags) -> Flags:
+def find_made_by_several(model: Model, forms: Flags) -> Flags:
     """The storages that two or more of these forms can make."""
     return np.array([sum(bool(forms[f]) for f in makers) > 1 for makers in model.producers], np.bool_)
 
 
-def made_by(model: Model, forms: Flags) -> Flags:
+def find_makeable(model: Model, forms: Flags) -> Flags:
     """The storages that can be there when only these forms may have run."""
     have = model.arrays.source.copy()
     for f in np.flatnonzero(forms):

@@ -17,10 +17,10 @@ import numpy as np
 
 from memfit.planning.cuts.near_peak import cuts_near_peak
 from memfit.planning.cuts.program import CutProgram, CutSolution
-from memfit.planning.cuts.reachability import runnable_without
+from memfit.planning.cuts.reachability import find_runnable_without
 from memfit.planning.cuts.rounding import seeds_from
 from memfit.planning.model.fast_judge import INVALID, peak_and_time, usage_of
-from memfit.planning.model.lower_bounds import required_storages
+from memfit.planning.model.lower_bounds import find_required
 from memfit.planning.model.reduce import Flags, Ints, Model
 from memfit.planning.search.state import Search
 
@@ -66,10 +66,10 @@ class LongerChains:
         lengthen(search, search.chain, seconds=seconds)
 
 
-def refine(search: Search, first: int, *, seconds: float) -> Chain:
+def refine(search: Search, first: int, *, seconds: float) -> CutChain:
     """Solve longer and longer chains of cuts exactly, beginning with `first`, as far as branch and bound can follow."""
     problem, numbers, stop = search.problem, search.settings.exact, search.problem.seconds + seconds
-    chain = Chain(problem.model, first)
+    chain = CutChain(problem.model, first)
     stale, before = 0, (0, search.best_time_ns)
     worthwhile = numbers.worthwhile * problem.model.base_time_ns
     spare = numbers.spare_share * seconds
@@ -137,7 +137,7 @@ def _settle_small(search: Search, program: CutProgram, solution: CutSolution, sm
         share *= limit / peak
 
 
-def lengthen(search: Search, chain: Chain, *, seconds: float) -> None:
+def lengthen(search: Search, chain: CutChain, *, seconds: float) -> None:
     """Raise the bound by the LPs of longer chains yet; cuts that say nothing are left out again, so that the programs stay small."""
     problem, numbers, stop = search.problem, search.settings.exact, search.problem.seconds + seconds
     stale, reached = 0, 0
@@ -196,7 +196,7 @@ def repair_seeds(search: Search, solution: CutSolution, note: str) -> tuple[Ints
 
 
 @dataclass(slots=True, init=False)
-class Chain:
+class CutChain:
     """Storages every plan makes, each impossible before the one before it."""
 
     model: Model
@@ -207,7 +207,7 @@ class Chain:
 
     def __init__(self, model: Model, first: int | None = None) -> None:
         self.model, self.cuts = model, () if first is None else (first,)
-        self.required = required_storages(model)
+        self.required = find_required(model)
         self.able, self.idle = {}, set()
 
     def cut_again(self, sequence: Ints, limit_bytes: int) -> bool:
@@ -250,5 +250,5 @@ class Chain:
     def _after(self, later: int, earlier: int) -> bool:
         """Whether `later` cannot be made before `earlier` has been."""
         if earlier not in self.able:
-            self.able[earlier] = runnable_without(self.model, earlier)
+            self.able[earlier] = find_runnable_without(self.model, earlier)
         return not self.able[earlier][list(self.model.producers[later])].any()

@@ -41,25 +41,25 @@ def seeds_from(model: Model, solution: CutSolution, rank: Ints | None = None) ->
     again, first, *staged_makers = (
         np.where(makers >= 0, plain[makers], makers)
         for makers in (
-            chosen_makers(model, after),
-            chosen_makers(model, _firsts(solution) if _whole(solution) else solution.total),
-            *(chosen_makers(model, runs + 1e-3 * after) for runs in solution.runs),
+            choose_makers(model, after),
+            choose_makers(model, _weigh_firsts(solution) if _is_whole(solution) else solution.total),
+            *(choose_makers(model, runs + 1e-3 * after) for runs in solution.runs),
         )
     )
-    agenda = agenda_for(model, first)
+    agenda = make_agenda(model, first)
     calm = agenda if rank is None else agenda[np.argsort(rank[agenda], kind="stable")]
-    staged = calm[np.argsort(_stages(model, solution, plain)[calm], kind="stable")]
+    staged = calm[np.argsort(_find_stages(model, solution, plain)[calm], kind="stable")]
     kept = [np.flatnonzero(keep > _HALF) for keep in solution.keep]
     for order in (staged, agenda) if not np.array_equal(staged, agenda) else (agenda,):
-        turns = [_turn(model, order, cut) for cut in solution.cuts]
+        turns = [_find_turn(model, order, cut) for cut in solution.cuts]
         yield Seed(sequence=keep_at(model, turns, kept, order, np.stack(staged_makers)), makers=again)
 
 
-def _whole(solution: CutSolution) -> bool:
+def _is_whole(solution: CutSolution) -> bool:
     return all(bool((np.abs(values - np.round(values)) < _CLOSE).all()) for values in (*solution.keep, *solution.runs))
 
 
-def _firsts(solution: CutSolution) -> Floats:
+def _weigh_firsts(solution: CutSolution) -> Floats:
     """The earlier a form first runs the greater its weight, 0 where it does not."""
     weight = np.zeros(len(solution.runs[0]))
     for j in reversed(range(len(solution.runs))):
@@ -69,7 +69,7 @@ def _firsts(solution: CutSolution) -> Floats:
     return weight
 
 
-def _stages(model: Model, solution: CutSolution, plain: Ints) -> Ints:
+def _find_stages(model: Model, solution: CutSolution, plain: Ints) -> Ints:
     """The stage each form first runs in, in place or not: 2 j before cut j, 2 j + 1 at it."""
     first = np.full(model.num_forms, 2 * len(solution.cuts), np.int64)
     for j in reversed(range(len(solution.cuts))):
@@ -79,7 +79,7 @@ def _stages(model: Model, solution: CutSolution, plain: Ints) -> Ints:
     return first
 
 
-def chosen_makers(model: Model, weight: Floats) -> Ints:
+def choose_makers(model: Model, weight: Floats) -> Ints:
     """For each storage the producer with the greatest weight; the default one among equals."""
     makers = np.full(model.num_storages, -1, np.int64)
     for s, forms in enumerate(model.producers):
@@ -88,7 +88,7 @@ def chosen_makers(model: Model, weight: Floats) -> Ints:
     return makers
 
 
-def agenda_for(model: Model, makers: Ints) -> Ints:
+def make_agenda(model: Model, makers: Ints) -> Ints:
     """The forms that the results need under these makers, and what is never left out, in op order."""
     a = model.arrays
     have = a.source.copy()
@@ -106,7 +106,7 @@ def agenda_for(model: Model, makers: Ints) -> Ints:
     return np.array(sorted(chosen), np.int64)
 
 
-def _turn(model: Model, agenda: Ints, cut: int) -> int:
+def _find_turn(model: Model, agenda: Ints, cut: int) -> int:
     makers = set(model.producers[cut])
     for i, f in enumerate(agenda):
         if int(f) in makers:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from memfit.planning.cuts.near_peak import cuts_near_peak
 from memfit.planning.cuts.program import CutProgram
-from memfit.planning.cuts.refine import Chain, repair_seeds
-from memfit.planning.model.lower_bounds import working_sets
+from memfit.planning.cuts.refine import CutChain, repair_seeds
+from memfit.planning.model.lower_bounds import list_working_sets
 from memfit.planning.problem import Problem
 from memfit.planning.search.state import Search
 from memfit.planning.settings import AutoSettings, WideOpSettings
@@ -43,7 +43,7 @@ class WideOps:
             search.has_wide_chain = True
 
 
-def lengthen_at_wide_ops(search: Search, chain: Chain, *, seconds: float) -> None:
+def lengthen_at_wide_ops(search: Search, chain: CutChain, *, seconds: float) -> None:
     """Play longer and longer chains of cuts, beginning with this one."""
     problem, numbers, stop = search.problem, search.settings.wide, search.problem.seconds + seconds
     while len(chain.cuts) <= numbers.most_cuts and not search.done and not search.nearly_closed:
@@ -64,10 +64,10 @@ def lengthen_at_wide_ops(search: Search, chain: Chain, *, seconds: float) -> Non
             break
 
 
-def cut_wide_ops(problem: Problem, first: int, numbers: WideOpSettings) -> Chain:
+def cut_wide_ops(problem: Problem, first: int, numbers: WideOpSettings) -> CutChain:
     """The chain of the cut `first` and of those at the ops that need most by themselves."""
-    chain = Chain(problem.model, first)
-    for need, storage in working_sets(problem.model):
+    chain = CutChain(problem.model, first)
+    for need, storage in list_working_sets(problem.model):
         if need < numbers.wide * problem.limit_bytes or len(chain.cuts) > numbers.num_wide:
             break
         chain.insert(storage)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memfit.planning.cuts.program import CutProgram, CutSolution
-from memfit.planning.cuts.refine import Chain, repair_seeds
+from memfit.planning.cuts.refine import CutChain, repair_seeds
 from memfit.planning.model.reduce import Flags, Ints, Model
 from memfit.planning.search.state import Search
 
@@ -74,7 +74,7 @@ class _Window:
         self.plan, self.time_ns, self.numbers = search.best, search.best_time_ns, search.settings.windows
         self.small_bytes = int(search.settings.wide.small * self.limit)
         self.small = self.model.arrays.size < search.settings.wide.small * self.limit
-        self.chain = Chain(self.model)
+        self.chain = CutChain(self.model)
         for storage in self.chain.fullest(self.plan):
             if len(self.chain.cuts) >= self.numbers.num_cuts:
                 break

@@ -1,11 +1,11 @@
 """Outcomes along a row of budgets: found by any planner, and put in order so that they are monotone in both directions.
 
-    budget   4    5    6    7           every plan found at any budget is offered to every other one:
+    budget   4    5    6    7           every plan found at any budget is tried at every other one:
     plan     a    b    c    d           the fastest that fits is taken, of equally fast ones the smallest
     time     9 >= 7 >= 7 >= 5           more budget is never slower,
     peak     4 <= 5 <= 5 <= 7           less budget never holds more
 
-`frontier.py` searches the whole curve at once with memfit's own planner; this file serves the other planners, and both.
+`frontier/search.py` searches the whole curve at once with `planner="auto"`; this file does it for any planner.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Point = tuple[int, Outcome]
 Told = Callable[[int, int], None]
 
 
-def curve(
+def plan_curve(
     graph: Graph,
     costs: Costs,
     budgets: Sequence[int],
@@ -38,17 +38,17 @@ def curve(
     """(budget, outcome) pairs by rising budget, monotone in both directions. The time limit is for all of them together."""
     if planner == "auto":
         pairs = frontier(graph, costs, budgets=budgets, time_limit_s=time_limit_s, progress=progress)
-        return monotone([(budget.device_bytes or 0, outcome) for budget, outcome in pairs])
+        return make_monotone([(budget.device_bytes or 0, outcome) for budget, outcome in pairs])
     found: list[Point] = []
     limits = sorted(set(budgets))
     for limit in limits:
         found.append((limit, plan(graph, costs, limit, planner=planner, time_limit_s=time_limit_s / len(limits))))
         if progress is not None:
             progress(len(found), len(limits))
-    return monotone(found)
+    return make_monotone(found)
 
 
-def spread(graph: Graph, costs: Costs, num_points: int) -> tuple[int, ...]:
+def spread_budgets(graph: Graph, costs: Costs, num_points: int) -> tuple[int, ...]:
     """Budgets from the proven minimum to the keep-all peak, evenly apart."""
     if num_points < 1:
         raise BadInput(f"a frontier of {num_points} points cannot be drawn: give at least 1.")
@@ -65,8 +65,8 @@ def share_out(keep_all_peak_bytes: int, fractions: Sequence[float]) -> tuple[int
     return tuple(sorted({int(keep_all_peak_bytes * f) for f in fractions}))
 
 
-def monotone(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Every plan offered to every budget; bounds carried to where they hold as well."""
+def make_monotone(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Give each budget the fastest plan that fits it, and each bound to the budgets for which it holds too."""
     ordered = sorted(points, key=lambda point: point[0])
     least_bytes = max((outcome.lower_bound_bytes for _, outcome in ordered), default=0)  # of any plan at all
     falling = accumulate((outcome.lower_bound_ns for _, outcome in reversed(ordered)), max)  # holds for smaller budgets too

@@ -1,7 +1,7 @@
 """The whole curve: the fastest plan at each of several budgets, monotone, each point warm-started from its neighbours.
 
     time │ x
-         │   x            from the largest budget down: the last plan, mended for less, is one more seed
+         │   x            from the largest budget down: the last plan, repaired for less, is one more seed
          │      x  x      back up: a plan for less memory is a plan for more, so time never rises with the budget
          │            x  x
          └────────────────> budget

@@ -29,26 +29,26 @@ from memfit.jit.kernel import is_cached
 from memfit.offsets.from_schedule import with_layout
 from memfit.offsets.greedy import _best_fit
 from memfit.planning.annealing.anneal import anneal
-from memfit.planning.annealing.beam import beam, ways_of
+from memfit.planning.annealing.beam import make_beam_tables, search_beam
 from memfit.planning.baselines.keep_all import KeepAll
 from memfit.planning.cuts.just_in_time import build, default_makers, keep_at
 from memfit.planning.model.fast_judge import drop_dead, measure, peak_and_time
 from memfit.planning.model.inplace_forms import overwrite
 from memfit.planning.model.precedence import find_precedence
 from memfit.planning.problem import Problem
-from memfit.planning.search.drop_repeats import delete, kept_after
-from memfit.planning.search.neighbourhood import move_target
+from memfit.planning.search.drop_repeats import delete, try_deletions
+from memfit.planning.search.neighbourhood import find_move_target
 from memfit.planning.search.reorder import lower_peak, move_ops
-from memfit.planning.search.repair import Repairer, closures_for, judge_insertions
-from memfit.planning.search.repair_kernel import idle_values, inserted, mended
+from memfit.planning.search.repair import Repairer, judge_insertions, list_insertions
+from memfit.planning.search.repair_kernel import find_idle, insert_forms, repair
 
 KERNELS: dict[str, tuple[Any, ...]] = {
-    "repair": (mended,),
+    "repair": (repair,),
     "annealing": (anneal,),
-    "beam": (beam,),
+    "beam": (search_beam,),
     "rest": (
-        *(measure, drop_dead, overwrite, kept_after, build, move_ops, move_target, _best_fit),
-        *(idle_values, inserted, closures_for, judge_insertions),  # for sequences that overwrite
+        *(measure, drop_dead, overwrite, try_deletions, build, move_ops, find_move_target, _best_fit),
+        *(find_idle, insert_forms, list_insertions, judge_insertions),  # for sequences that overwrite
     ),
 }
 """What each process compiles, of about equal length; annealing and the beam where they are called for."""
@@ -71,7 +71,7 @@ def start_compiling(names: tuple[str, ...] = ALWAYS) -> None:
             _jobs.extend(job for job in map(_start, missing) if job is not None)
 
 
-def with_kernels(problem: Problem, names: tuple[str, ...] = ALWAYS) -> Problem:
+def prepare_kernels(problem: Problem, names: tuple[str, ...] = ALWAYS) -> Problem:
     """The problem, once its kernels are compiled; its clock stands still meanwhile: a time limit is one for planning."""
     start_compiling(names)
     if not _jobs:
@@ -103,14 +103,14 @@ def compile_now(name: str) -> None:
         anneal(a, sequence, peak, 0, 1, np.ones(4), 0, np.zeros(1, np.int64))
         return
     if name == "beam":
-        beam(a, ways_of(model, sequence), peak, 1, 1, 0.0, True, 0, 0, np.zeros(1, np.int64))
+        search_beam(a, make_beam_tables(model, sequence), peak, 1, 1, 0.0, True, 0, 0, np.zeros(1, np.int64))
         return
     Repairer(arrays=a, limit=peak - 1, maker=makers).run_judging(sequence, 2)
     overwrite(a, sequence, np.full(model.num_forms, -1, np.int64))
     delete(a, drop_dead(a, sequence), peak, np.arange(1))
     keep_at(model, (2,), ((),))
     lower_peak(find_precedence(model), sequence, peak - 1, seconds=0.01)
-    move_target(a, sequence, 1, True)
+    find_move_target(a, sequence, 1, True)
     with_layout(problem.graph, KeepAll().plan(problem).require_plan())
 
 

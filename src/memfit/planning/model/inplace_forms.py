@@ -45,14 +45,14 @@ def find_siblings(model: Model) -> Siblings:
     for forms in of_op.values():
         for g in (g for g in forms if model.takes[g]):
             for f in (f for f in forms if not model.takes[f]):
-                if _same(model, f, g):
+                if _is_sibling(model, f, g):
                     plain[g] = f
                     if inplace[f] < 0:
                         inplace[f] = g
     return Siblings(inplace=inplace, plain=plain)
 
 
-def _same(model: Model, plain: int, inplace: int) -> bool:
+def _is_sibling(model: Model, plain: int, inplace: int) -> bool:
     a = model.arrays
     made = {*model.outs[inplace], *(new for new, _ in model.takes[inplace])}
     if made != set(model.outs[plain]) or set(model.ins[plain]) != set(model.ins[inplace]):
@@ -60,7 +60,7 @@ def _same(model: Model, plain: int, inplace: int) -> bool:
     return bool(a.time[inplace] <= a.time[plain] and a.workspace[inplace] <= a.workspace[plain])
 
 
-def overwritten(a: Arrays, seq: Ints, siblings: Siblings) -> Ints:
+def use_inplace(a: Arrays, seq: Ints, siblings: Siblings) -> Ints:
     """The same executions, each in place where what it overwrites is not read again, and plain elsewhere."""
     return np.asarray(overwrite(a, siblings.plain[seq], siblings.inplace)) if siblings.any and len(seq) else seq
 

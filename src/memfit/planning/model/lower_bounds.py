@@ -47,37 +47,37 @@ def find_floor(model: Model) -> Floor:
     where = "the step's inputs alone hold that much" if sources >= results else "its results alone hold that much"
     if model.partial:
         return Floor(bytes=sources, form=-1, time_ns=0, where="the step's inputs alone hold that much")
-    earlier = _results_before(model)
+    earlier = _find_results_before(model)
     alone: list[tuple[int, int]] = []  # (bytes, storage)
-    for s in sorted(required_storages(model)):
+    for s in sorted(find_required(model)):
         needs = [(_working_set(model, f, earlier[f]), f) for f in model.producers[s]]
         if needs:
             alone.append((min(needs)[0], s))
             if min(needs)[0] > best:
                 best, form = min(needs)
-                count = len(set(model.ins[form]) | set(model.outs[form]) | _members(earlier[form]))
+                count = len(set(model.ins[form]) | set(model.outs[form]) | set(list_members(earlier[form])))
                 where = f"at {model.describe(form)} {count} storages must coexist"
     for _, s in sorted(alone, reverse=True)[:_LOOKED_BACK]:
-        entered = min((_entering(model, f, earlier[f]), f) for f in model.producers[s])
+        entered = min((_least_before(model, f, earlier[f]), f) for f in model.producers[s])
         if entered[0] > best:
             best, form = entered
             where = f"when the last input of {model.describe(form)} is made, the others and what that takes must coexist"
     return Floor(bytes=best, form=form, time_ns=_least_time(model), where=where)
 
 
-def working_sets(model: Model) -> list[tuple[int, int]]:
+def list_working_sets(model: Model) -> list[tuple[int, int]]:
     """(the least that is held when it is made, storage) of what every plan makes, the most demanding first."""
-    earlier = _results_before(model)
-    made = [s for s in required_storages(model) if model.producers[s]]
+    earlier = _find_results_before(model)
+    made = [s for s in find_required(model) if model.producers[s]]
     return sorted(((min(_working_set(model, f, earlier[f]) for f in model.producers[s]), s) for s in made), reverse=True)
 
 
-def required_storages(model: Model) -> set[int]:
+def find_required(model: Model) -> set[int]:
     """Storages every plan makes: the results, and whatever all producers of a required storage read."""
     return _closure(model, [s for s in range(model.num_storages) if model.arrays.pinned[s]])
 
 
-def required_for(model: Model, storage: int) -> set[int]:
+def find_required_before(model: Model, storage: int) -> set[int]:
     """Storages every plan has made by the time it first makes `storage`."""
     return _closure(model, [storage]) - {storage}
 
@@ -95,40 +95,44 @@ def _closure(model: Model, wanted: list[int]) -> set[int]:
 
 def _working_set(model: Model, form: int, earlier: int) -> int:
     a = model.arrays
-    held = set(model.ins[form]) | _members(earlier)
+    held = set(model.ins[form]) | set(list_members(earlier))
     held -= set(model.outs[form])
     fresh = sum(int(a.size[s]) for s in model.outs[form])
     return int(a.base_bytes + a.workspace[form] + fresh + sum(int(a.size[s]) for s in held))
 
 
-def _entering(model: Model, form: int, earlier: int) -> int:
+def _least_before(model: Model, form: int, earlier: int) -> int:
     """The least that is held when the last of what `form` needs is made, whichever that is."""
     a = model.arrays
-    needed = set(model.ins[form]) | _members(earlier)
+    needed = set(model.ins[form]) | set(list_members(earlier))
     held = int(a.base_bytes) + sum(int(a.size[s]) for s in needed)
     least = [
-        held + int(a.workspace[g]) + _beside(model, g, needed) for s in needed for g in model.producers[s] if not model.arrays.source[s]
+        held + int(a.workspace[g]) + _extra_bytes(model, g, needed)
+        for s in needed
+        for g in model.producers[s]
+        if not model.arrays.source[s]
     ]
     return min(least, default=0)
 
 
-def _beside(model: Model, form: int, needed: set[int]) -> int:
+def _extra_bytes(model: Model, form: int, needed: set[int]) -> int:
     """Bytes of what `form` reads and makes beyond `needed`; what it makes in place has no bytes of its own yet."""
     size = model.arrays.size
     fresh = sum(int(size[s]) for s in {*model.ins[form], *model.outs[form]} - needed)
     return fresh - sum(int(size[new]) for new, _ in model.takes[form] if new in needed)
 
 
-def _members(bits: int) -> set[int]:
-    found = set()
+def list_members(bits: int) -> list[int]:
+    """The storages of a bit set."""
+    found = []
     while bits:
         low = bits & -bits
-        found.add(low.bit_length() - 1)
+        found.append(low.bit_length() - 1)
         bits ^= low
     return found
 
 
-def _results_before(model: Model) -> list[int]:
+def _find_results_before(model: Model) -> list[int]:
     """For each form a bit set of results that must exist when it runs, whichever producers a plan chooses."""
     pinned = model.arrays.pinned
     of_storage = [0] * model.num_storages
@@ -149,7 +153,7 @@ def _results_before(model: Model) -> list[int]:
 def _least_time(model: Model) -> int:
     """Every required storage is made at least once, by its cheapest form; an op that makes several counts once."""
     least: dict[int, int] = {}
-    for s in required_storages(model):
+    for s in find_required(model):
         ops = {model.forms[f][0] for f in model.producers[s]}
         if len(ops) == 1:
             op = next(iter(ops))

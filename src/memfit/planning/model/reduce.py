@@ -5,7 +5,7 @@
 
 This is the reduction: view ops are contracted (they hold no bytes and cost nothing worth planning), tensors become the
 storages they live in, and what the caller holds throughout (sources that are also results) becomes one constant. Nothing
-the judge would see is lost: `sequence.py` puts the views back, and every plan is judged on the full graph.
+the judge would see is lost: `to_schedule.py` puts the views back, and every plan is judged on the full graph.
 
 A *form* is an op in one of its variants; a storage may have several producing forms, which is how operator variants and
 fused ops reach the planners. A plan is a sequence of forms with repeats: a use reads the latest production, and a

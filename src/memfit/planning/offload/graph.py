@@ -22,7 +22,7 @@ def is_pure_view(graph: Graph, op: Op) -> bool:
     return bool(op.outputs) and not op.inplace_of and not op.variants and all(graph.is_view(op, t) for t in op.outputs)
 
 
-def can_wait(graph: Graph) -> set[int]:
+def find_waitable(graph: Graph) -> set[int]:
     """Storages that one op makes and only pure views, which can be made again, name again."""
     outside = {graph.storage_of(t) for t in (*graph.sources, *graph.results)}
     others = [op for op in graph.ops if not (is_pure_view(graph, op) and op.replayable)]
@@ -31,7 +31,7 @@ def can_wait(graph: Graph) -> set[int]:
     return made - outside - mixed
 
 
-class Fetched:
+class OffloadGraph:
     """`late`: storage -> ops that read it after the peak. `ahead`: op -> storages that must be there when it runs."""
 
     def __init__(self, graph: Graph, costs: Costs, late: Mapping[int, Iterable[int]], ahead: Mapping[int, Iterable[int]]) -> None:
@@ -47,17 +47,17 @@ class Fetched:
         self._ops: list[Op] = []
         readers = {op for ops in late.values() for op in ops}
         early = {op: tuple(self._names[graph.tensors_of[s][0]] for s in storages) for op, storages in ahead.items()}
-        makers = _makers(graph, late)
+        makers = _find_makers(graph, late)
         for op in graph.ops:
-            self._add(_reading(self._renamed(op, op.id in readers), early.get(op.id, ())), Compute(op.id))
+            self._add(_add_inputs(self._rename_inputs(op, op.id in readers), early.get(op.id, ())), Compute(op.id))
             if is_pure_view(graph, op) and all(t in self._names for t in op.outputs):
-                again = replace(op, inputs=self._new(op.inputs), outputs=self._new(op.outputs))
+                again = replace(op, inputs=self._rename(op.inputs), outputs=self._rename(op.outputs))
                 self._add(again, Compute(op.id))
             for storage in makers.get(op.id, ()):
                 roots = tuple(t for t in op.outputs if graph.storage_of(t) == storage)
                 token = (self._token[storage],)
                 self._add(Op(id=0, name="memfit.send", inputs=roots[:1], outputs=token, replayable=False), Offload(storage, HOST))
-                self._add(Op(id=0, name="memfit.fetch", inputs=token, outputs=self._new(roots)), Reload(storage, HOST))
+                self._add(Op(id=0, name="memfit.fetch", inputs=token, outputs=self._rename(roots)), Reload(storage, HOST))
         self.graph = replace(graph, ops=tuple(self._ops), tensors=tuple(self._tensors), storages=tuple(self._storages), digest="")
         self.costs = self._costs(costs)
 
@@ -77,24 +77,31 @@ class Fetched:
         if len(self._forms) < len(self._ops):
             self._forms.append((0,))
 
-    def _renamed(self, op: Op, late: bool) -> Op:
+    def _rename_inputs(self, op: Op, late: bool) -> Op:
         """Reads the new names: instead where it comes after the peak, as further forms where it comes before or may come anywhere."""
         forms = tuple(range(len(op.forms)))
         concerned = () if is_pure_view(self._old, op) else tuple(v for v in forms if any(t in self._names for t in op.form(v).inputs))
         if late:
             self._forms.append(forms)
-            return replace(op, inputs=self._new(op.inputs), inplace_of=self._pairs(op), variants=tuple(map(self._fetching, op.variants)))
+            return replace(
+                op,
+                inputs=self._rename(op.inputs),
+                inplace_of=self._rename_pairs(op),
+                variants=tuple(map(self._make_reloading_form, op.variants)),
+            )
         again = concerned if op.replayable else ()
         self._forms.append((*forms, *again))
-        return replace(op, variants=(*op.variants, *(self._fetching(op.form(v)) for v in again)))
+        return replace(op, variants=(*op.variants, *(self._make_reloading_form(op.form(v)) for v in again)))
 
-    def _fetching(self, form: Op | Variant) -> Variant:
-        return Variant(name=f"{form.name} fetched", inputs=self._new(form.inputs), outputs=form.outputs, inplace_of=self._pairs(form))
+    def _make_reloading_form(self, form: Op | Variant) -> Variant:
+        return Variant(
+            name=f"{form.name} fetched", inputs=self._rename(form.inputs), outputs=form.outputs, inplace_of=self._rename_pairs(form)
+        )
 
-    def _pairs(self, form: Op | Variant) -> tuple[tuple[int, int], ...]:
+    def _rename_pairs(self, form: Op | Variant) -> tuple[tuple[int, int], ...]:
         return tuple((new, self._names.get(old, old)) for new, old in form.inplace_of)
 
-    def _new(self, tensors: Iterable[int]) -> tuple[int, ...]:
+    def _rename(self, tensors: Iterable[int]) -> tuple[int, ...]:
         return tuple(self._names.get(t, t) for t in tensors)
 
     def _costs(self, costs: Costs) -> Costs:
@@ -117,7 +124,7 @@ class Fetched:
             graph_digest=self.graph.digest,
         )
 
-    def translated(self, schedule: Schedule) -> Schedule:
+    def translate(self, schedule: Schedule) -> Schedule:
         """Into a schedule of the old graph, where both names are one storage: there once, freed with the last of them."""
         steps: list[Step] = []
         held = dict.fromkeys(self._same.values(), 0)
@@ -126,7 +133,7 @@ class Fetched:
                 origin = self._origin[step.op]
                 if isinstance(origin, Compute):
                     steps.append(Compute(origin.op, self._forms[step.op][step.variant]))
-                    steps += [Reload(storage, HOST) for storage in self._overwritten(step, held)]
+                    steps += [Reload(storage, HOST) for storage in self._count_overwritten(step, held)]
                 elif isinstance(origin, Offload):
                     steps.append(origin)
                 else:
@@ -140,7 +147,7 @@ class Fetched:
                     steps.append(Free(storage))
         return Schedule(steps=tuple(steps))
 
-    def _overwritten(self, step: Compute, held: dict[int, int]) -> list[int]:
+    def _count_overwritten(self, step: Compute, held: dict[int, int]) -> list[int]:
         """Counts what a step makes and overwrites; returns what was overwritten under one name and is still held under the other."""
         form = self.graph.ops[step.op].form(step.variant)
         for storage in {self.graph.storage_of(t) for t in form.outputs if not self.graph.is_view(form, t)} & held.keys():
@@ -152,7 +159,7 @@ class Fetched:
         return [storage for storage in gone if held.get(storage, 0)]
 
 
-def _makers(graph: Graph, storages: Iterable[int]) -> dict[int, list[int]]:
+def _find_makers(graph: Graph, storages: Iterable[int]) -> dict[int, list[int]]:
     """Op -> storages that it makes, as the first of all."""
     found: dict[int, list[int]] = {}
     for storage in storages:
@@ -161,7 +168,7 @@ def _makers(graph: Graph, storages: Iterable[int]) -> dict[int, list[int]]:
     return found
 
 
-def _reading(op: Op, more: tuple[int, ...]) -> Op:
+def _add_inputs(op: Op, more: tuple[int, ...]) -> Op:
     """The op with more inputs, in every form."""
     if not more:
         return op

@@ -16,17 +16,17 @@ from memfit.core.simulate import simulate
 from memfit.planning.problem import Problem
 
 
-def spread(problem: Problem, schedule: Schedule) -> Schedule:
+def overlap_copies(problem: Problem, schedule: Schedule) -> Schedule:
     """Sends right after their makers; frees of what is being sent when the copy is complete; fetches ahead of their readers, in the
     planner's order or in that of their readers. Each move only as far as memory allows."""
-    steps = _later_frees(problem, _sends_first(problem.graph, schedule.steps))
-    orders = (steps, _at_their_readers(problem.graph, steps))
-    ahead = [Schedule(steps=tuple(_earlier_fetches(problem, list(order)))) for order in orders]
+    steps = _delay_frees(problem, _offload_at_once(problem.graph, schedule.steps))
+    orders = (steps, _move_to_readers(problem.graph, steps))
+    ahead = [Schedule(steps=tuple(_advance_reloads(problem, list(order)))) for order in orders]
     best = min(ahead, key=lambda s: simulate(problem.graph, s, problem.costs).time_ns)
-    return Schedule(steps=tuple(_without_leftovers(problem.graph, best.steps)))
+    return Schedule(steps=tuple(_free_host_copies(problem.graph, best.steps)))
 
 
-def _without_leftovers(graph: Graph, steps: Sequence[Step]) -> list[Step]:
+def _free_host_copies(graph: Graph, steps: Sequence[Step]) -> list[Step]:
     """The host's copies go when the last device copy goes, be it freed or written over, or with the step."""
     sent = {step.storage for step in steps if isinstance(step, Offload)}
     last = {step.storage: isinstance(step, Reload) for step in steps if isinstance(step, Free | Reload) and step.storage in sent}
@@ -43,7 +43,7 @@ def _without_leftovers(graph: Graph, steps: Sequence[Step]) -> list[Step]:
     return found[::-1]
 
 
-def _sends_first(graph: Graph, steps: Sequence[Step]) -> list[Step]:
+def _offload_at_once(graph: Graph, steps: Sequence[Step]) -> list[Step]:
     sent = {step.storage for step in steps if isinstance(step, Offload)}
     found: list[Step] = []
     for step in steps:
@@ -57,7 +57,7 @@ def _sends_first(graph: Graph, steps: Sequence[Step]) -> list[Step]:
     return found
 
 
-def _later_frees(problem: Problem, steps: list[Step]) -> list[Step]:
+def _delay_frees(problem: Problem, steps: list[Step]) -> list[Step]:
     graph, costs = problem.graph, problem.costs
     free_ns, complete_ns = 0, {}
     for step, now_ns in zip(steps, _clock(costs, steps), strict=True):
@@ -68,7 +68,7 @@ def _later_frees(problem: Problem, steps: list[Step]) -> list[Step]:
         if Free(storage) not in steps:  # something is written over it
             continue
         position = steps.index(Free(storage))
-        clock_ns, held = _clock(costs, steps), _held(problem, steps)
+        clock_ns, held = _clock(costs, steps), _count_held(problem, steps)
         target, size = position, graph.storages[storage].size_bytes
         while target + 1 < len(steps) and clock_ns[target] < end_ns and held[target + 1] + size <= problem.limit_bytes:
             if steps[target + 1] == Reload(storage, HOST):
@@ -78,13 +78,13 @@ def _later_frees(problem: Problem, steps: list[Step]) -> list[Step]:
     return steps
 
 
-def _earlier_fetches(problem: Problem, steps: list[Step]) -> list[Step]:
+def _advance_reloads(problem: Problem, steps: list[Step]) -> list[Step]:
     graph, costs, next_ns = problem.graph, problem.costs, float("inf")
     for number in range(sum(isinstance(step, Reload) for step in steps)):
         position = [p for p, step in enumerate(steps) if isinstance(step, Reload)][-1 - number]
         fetch = steps[position]
         assert isinstance(fetch, Reload)
-        clock_ns, held = _clock(costs, steps), _held(problem, steps)
+        clock_ns, held = _clock(costs, steps), _count_held(problem, steps)
         size = graph.storages[fetch.storage].size_bytes
         start_ns = min(next_ns, clock_ns[position]) - costs.levels[fetch.level - 1].read_ns(size)
         target = position
@@ -99,7 +99,7 @@ def _earlier_fetches(problem: Problem, steps: list[Step]) -> list[Step]:
     return steps
 
 
-def _at_their_readers(graph: Graph, steps: Sequence[Step]) -> list[Step]:
+def _move_to_readers(graph: Graph, steps: Sequence[Step]) -> list[Step]:
     """Every fetch right before the step that reads, copies or frees what it fetches."""
     found: list[Step] = []
     waiting: dict[int, Step] = {}
@@ -115,7 +115,7 @@ def _at_their_readers(graph: Graph, steps: Sequence[Step]) -> list[Step]:
     return [*found, *waiting.values()]
 
 
-def _held(problem: Problem, steps: Sequence[Step]) -> tuple[int, ...]:
+def _count_held(problem: Problem, steps: Sequence[Step]) -> tuple[int, ...]:
     return simulate(problem.graph, Schedule(steps=tuple(steps)), problem.costs).bytes_at_step
 
 
@@ -131,7 +131,7 @@ def _clock(costs: Costs, steps: Sequence[Step]) -> list[int]:
     return list(accumulate(costs.time_ns(s.op, s.variant) if isinstance(s, Compute) else 0 for s in steps))
 
 
-def waited(problem: Problem, schedule: Schedule) -> dict[int, int]:
+def measure_waits(problem: Problem, schedule: Schedule) -> dict[int, int]:
     """For each storage that is copied how long ops wait for it, by the judge's clock."""
     graph, costs = problem.graph, problem.costs
     now, out_ns, in_ns = 0, 0, 0

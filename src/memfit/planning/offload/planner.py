@@ -4,9 +4,9 @@
     to host        └ 1 ┘└─ 2 ─┘                          as early as made, freed when the copy is complete
     from host                          └─ 2 ─┘└ 1 ┘      early enough for its first reader, as far as memory allows
 
-1. `chosen`: values that wait longest, as many as the link sends off before the peak and brings back in time.
-2. `fetched.py`: the graph with these values sent and fetched, which any planner can plan.
-3. `copies.py`: frees wait for copies that leave, fetches move ahead of their readers, as memory allows.
+1. `choose_offloaded`: values that wait longest, as many as the link offloads before the peak and reloads in time.
+2. `graph.py`: the graph with these values offloaded and reloaded, which any planner can plan.
+3. `overlap.py`: frees wait until their copies are complete, reloads move ahead of their readers, as memory allows.
 
 The judge, which knows the link, has the last word: the plan is taken only where it is faster than the one without offload by more than
 copies slow down what runs beside them.
@@ -27,8 +27,8 @@ from memfit.core.plan import Plan
 from memfit.core.schedule import Compute, Free, Schedule
 from memfit.core.simulate import simulate
 from memfit.planning.model.lower_bounds import find_floor
-from memfit.planning.offload.graph import Fetched, can_wait
-from memfit.planning.offload.overlap import spread, waited
+from memfit.planning.offload.graph import OffloadGraph, find_waitable
+from memfit.planning.offload.overlap import measure_waits, overlap_copies
 from memfit.planning.problem import Planner, Problem
 from memfit.planning.search.auto import Portfolio
 
@@ -57,14 +57,14 @@ class Offloading:
         without = self.without or self.planner.plan(replace(problem, time_limit_s=_SHARE_WITHOUT * problem.time_limit_s))
         if not problem.costs.levels or problem.budget.device_bytes is None or _repeats_nothing(problem, without):
             return without
-        return _without_borrowed_proof(problem, _with_offload(problem, without, self.planner))
+        return _drop_borrowed_proof(problem, _plan_with_offload(problem, without, self.planner))
 
 
 def _repeats_nothing(problem: Problem, outcome: Outcome) -> bool:
     return outcome.plan is not None and outcome.plan.timeline.time_ns <= find_floor(problem.model).time_ns
 
 
-def _without_borrowed_proof(problem: Problem, outcome: Outcome) -> Outcome:
+def _drop_borrowed_proof(problem: Problem, outcome: Outcome) -> Outcome:
     """A proof by cuts is one for plans without offload; that some op needs more than there is holds for all."""
     floor = find_floor(problem.model)
     if outcome.status is not Status.INFEASIBLE or problem.limit_bytes < floor.bytes:
@@ -73,28 +73,28 @@ def _without_borrowed_proof(problem: Problem, outcome: Outcome) -> Outcome:
     return replace(outcome, status=Status.UNKNOWN, lower_bound_ns=floor.time_ns, lower_bound_bytes=floor.bytes, reason=reason)
 
 
-def _with_offload(problem: Problem, without: Outcome, planner: Planner) -> Outcome:
+def _plan_with_offload(problem: Problem, without: Outcome, planner: Planner) -> Outcome:
     """`without`, or a faster outcome that sends values to the host: also where there is no plan without."""
     best, uses = without, _Uses.of(problem)
-    needs = chosen(problem, uses, without.plan, {})
+    needs = choose_offloaded(problem, uses, without.plan, {})
     corrected: set[int] = set()
     for round_ in range(_ROUNDS):
         seconds = problem.seconds_left / (_ROUNDS - round_)
-        found = _planned(problem, uses, needs, planner, seconds) if needs and seconds > 0 else None
+        found = _plan_copies(problem, uses, needs, planner, seconds) if needs and seconds > 0 else None
         if found is None:
             break
         if best.plan is None or _felt_ns(found) < _felt_ns(best.plan):
-            best = _outcome(problem, found, without)
-        waited_ns = waited(problem, found.schedule)
+            best = _make_outcome(problem, found, without)
+        waited_ns = measure_waits(problem, found.schedule)
         late = {s for s, ns in waited_ns.items() if ns > _WORTH_WAITING * found.timeline.time_ns}
         if not late:
-            before, needs = needs, chosen(problem, uses, found, needs)
+            before, needs = needs, choose_offloaded(problem, uses, found, needs)
             if needs == before:
                 break
             continue
         read = uses.first_reads(problem.graph, found.schedule, late - corrected)
         needs = {s: min(p, read.get(s, p)) for s, p in needs.items() if s not in late & corrected}
-        hidden = _hidden_behind(problem, uses, needs)
+        hidden = _find_hiding_ops(problem, uses, needs)
         needs = {s: p for s, p in needs.items() if s in hidden}
         corrected |= late
     return replace(best, seconds=problem.seconds)
@@ -106,7 +106,7 @@ def _felt_ns(plan: Plan) -> float:
     return timeline.time_ns + _SLOWDOWN * (timeline.serial_time_ns - timeline.compute_time_ns)
 
 
-def _outcome(problem: Problem, plan: Plan, without: Outcome) -> Outcome:
+def _make_outcome(problem: Problem, plan: Plan, without: Outcome) -> Outcome:
     """The bound is that of all plans, with any offload: every op once."""
     bound_ns = find_floor(problem.model).time_ns
     gap = (plan.timeline.time_ns - bound_ns) / bound_ns if bound_ns else None
@@ -116,7 +116,7 @@ def _outcome(problem: Problem, plan: Plan, without: Outcome) -> Outcome:
 # -- what to send ----------------------------------------------------------------------------------------------------
 
 
-def chosen(problem: Problem, uses: _Uses, plan: Plan | None, already: dict[int, int]) -> dict[int, int]:
+def choose_offloaded(problem: Problem, uses: _Uses, plan: Plan | None, already: dict[int, int]) -> dict[int, int]:
     """Storages made before the step's peak and read after it, which `plan` (if there is one) keeps: those read last first, as many as the
     link can send off before the peak and bring back in time. For each, by position in the plain step, by when it is read again; those
     sent `already` come first."""
@@ -131,12 +131,12 @@ def chosen(problem: Problem, uses: _Uses, plan: Plan | None, already: dict[int, 
             continue
         more = {**found, storage: need}
         large = graph.storages[storage].size_bytes >= least_bytes
-        if large and _sent_in_time(problem, uses, more) and storage in _hidden_behind(problem, uses, more):
+        if large and _can_offload_in_time(problem, uses, more) and storage in _find_hiding_ops(problem, uses, more):
             found = more
     return found
 
 
-def _sent_in_time(problem: Problem, uses: _Uses, storages: Iterable[int]) -> bool:
+def _can_offload_in_time(problem: Problem, uses: _Uses, storages: Iterable[int]) -> bool:
     """Whether the link can send these off before the peak, one after the other as they are made."""
     link, free_ns = problem.costs.levels[HOST - 1], 0
     for storage in sorted(storages, key=uses.made.__getitem__):
@@ -168,10 +168,10 @@ class _Uses:
             for tensor in form.outputs:
                 made.setdefault(graph.storage_of(tensor), position)
         outside = {graph.storage_of(t) for t in (*graph.sources, *graph.results)}
-        able = can_wait(graph)
+        able = find_waitable(graph)
         plain = {s: p for s, p in made.items() if s in able}
         clock = list(accumulate(costs.time_ns(*form) for form in order))
-        turn, peak_bytes = _peak(graph, order, made, reads, outside)
+        turn, peak_bytes = _find_peak(graph, order, made, reads, outside)
         return cls(made=plain, reads=reads, ops=[op for op, _ in order], clock_ns=clock, turn=turn, peak_bytes=peak_bytes)
 
     def first_read_after_peak(self, storage: int) -> int:
@@ -217,7 +217,7 @@ class _Uses:
         return self.made[storage] < self.turn and any(p > self.turn for p in reads) and self.turn not in reads
 
 
-def _peak(
+def _find_peak(
     graph: Graph, order: Sequence[tuple[int, int]], made: dict[int, int], reads: dict[int, list[int]], outside: set[int]
 ) -> tuple[int, int]:
     """Where the plain step holds most of what is made before and read later, and how much that is."""
@@ -235,17 +235,17 @@ def _peak(
 # -- planning with it ------------------------------------------------------------------------------------------------
 
 
-def _planned(problem: Problem, uses: _Uses, needs: dict[int, int], planner: Planner, seconds: float) -> Plan | None:
+def _plan_copies(problem: Problem, uses: _Uses, needs: dict[int, int], planner: Planner, seconds: float) -> Plan | None:
     ahead: dict[int, list[int]] = {}
-    for storage, op in _hidden_behind(problem, uses, needs).items():
+    for storage, op in _find_hiding_ops(problem, uses, needs).items():
         ahead.setdefault(op, []).append(storage)
-    offers = Fetched(problem.graph, problem.costs, {s: uses.readers_after_peak(s) for s in needs}, ahead)
-    inner = Problem(graph=offers.graph, costs=offers.costs, budget=problem.budget, time_limit_s=seconds, progress=problem.progress)
+    offloading = OffloadGraph(problem.graph, problem.costs, {s: uses.readers_after_peak(s) for s in needs}, ahead)
+    inner = Problem(graph=offloading.graph, costs=offloading.costs, budget=problem.budget, time_limit_s=seconds, progress=problem.progress)
     found = planner.plan(inner).plan
     if found is None:
         return None
     try:
-        schedule = spread(problem, offers.translated(found.schedule))
+        schedule = overlap_copies(problem, offloading.translate(found.schedule))
         timeline = simulate(problem.graph, schedule, problem.costs, problem.budget)
     except IllegalSchedule:
         return None
@@ -258,7 +258,7 @@ def _planned(problem: Problem, uses: _Uses, needs: dict[int, int], planner: Plan
     )
 
 
-def _hidden_behind(problem: Problem, uses: _Uses, needs: dict[int, int]) -> dict[int, int]:
+def _find_hiding_ops(problem: Problem, uses: _Uses, needs: dict[int, int]) -> dict[int, int]:
     """For each storage the op of the plain step before which its fetch must begin, one fetch after the other, to be complete in time."""
     link = problem.costs.levels[HOST - 1]
     found: dict[int, int] = {}

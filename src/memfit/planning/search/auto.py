@@ -24,8 +24,8 @@ from memfit.planning.cuts.planner import FirstCut, MoreCuts, judge_search
 from memfit.planning.cuts.refine import ExactCuts, LongerChains
 from memfit.planning.cuts.wide_ops import WideOps
 from memfit.planning.cuts.window_milp import Windows
-from memfit.planning.jit.warm_up import with_kernels
-from memfit.planning.outcome import judged
+from memfit.planning.jit.warm_up import prepare_kernels
+from memfit.planning.outcome import judge_sequence
 from memfit.planning.problem import Planner, Problem
 from memfit.planning.search.improve import Finish, HurriedWalks, Walks, WalksOn
 from memfit.planning.search.reorder import Reorder
@@ -96,11 +96,11 @@ class Portfolio:
             raise BadInput(f"no stage of auto is called {unknown[0]!r}: known are {', '.join(STAGES)}.")
 
     def plan(self, problem: Problem) -> Outcome:
-        whole = judged(problem, planner=self.name, sequence=problem.model.agenda)
+        whole = judge_sequence(problem, planner=self.name, sequence=problem.model.agenda)
         if whole.status is Status.OPTIMAL:  # room for everything: no kernel is compiled for that
             problem.tell(whole.require_plan().timeline.time_ns, whole.lower_bound_ns, "keep all")
             return whole
-        search = self._begin(with_kernels(problem))
+        search = self._begin(prepare_kernels(problem))
         try:
             search.consider(np.array(problem.model.agenda, np.int64), "keep all")
             self._run("first", search)

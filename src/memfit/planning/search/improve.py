@@ -1,10 +1,10 @@
-"""The improvement loop: several plans are walked on from, the slower half is dropped again and again. Ctrl-C keeps the best plan.
+"""The improvement loop: a search walks from each of several plans; the worse half is dropped again and again. Ctrl-C keeps the best plan.
 
     walks   a  b  c  d  e  f     each for a while, two at once
             a  .  c  .  e  .     the better half for as long
             .  .  c  .  e  .     two to the end
 
-Which seed a search ends well from cannot be seen in the seed: near the floor plans of equal time lead to results points apart.
+A seed does not show how well a search from it ends: near the smallest budget, seeds of equal time lead to very different plans.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class HurriedWalks(Walks):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalksOn(Walks):
-    """Where annealing gave up: on from a plan that something else found."""
+    """After annealing: search from the best plan, whichever stage found it."""
 
     name: str = "search after annealing"
     patient: bool = False
@@ -62,7 +62,7 @@ class WalksOn(Walks):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """A moment of search for a plan whose gap is small enough: until there is next to none."""
+    """A short search after the gap is small enough, until it is nearly closed."""
 
     name: str = "finish"
 
@@ -92,7 +92,7 @@ def improve(search: Search, *, seconds: float = 1e9, seed: int = 0, patience: fl
 
 
 def _walk_together(pool: ThreadPoolExecutor, walks: list[Neighbourhood], clock: _Clock, seconds: float) -> None:
-    """Each for so long, as many at once as the pool has threads. They leave what they find; this thread alone shows it to the search."""
+    """Walk each for `seconds`, as many at once as the pool has threads. Walks queue what they find; only this thread updates the search."""
     found: deque[tuple[Ints, Ints]] = deque()
     running = {pool.submit(_walk, walk, clock, seconds, found) for walk in walks}
     try:
@@ -138,10 +138,10 @@ class _Clock:
 
 
 def begin_walks(search: Search, seed: int, most: int, least: int) -> list[Neighbourhood]:
-    """One from each of the best plans known and of the closest misses where the gap is wide; no more than there is time for, no fewer than
-    can walk at once.
+    """A walk from each of the best plans and, where the gap is wide, from the closest sequence that did not fit.
 
-    Near the floor the first plan a walk finds decides where it ends, so while nothing fits several set out from the closest miss.
+    There are at most `most` (as time allows) and at least `least` (as many as run at once). While nothing fits, several start from the
+    closest miss, because the first plan that a walk finds decides where it ends.
     """
     a, limit, numbers = search.problem.model.arrays, search.problem.limit_bytes, search.settings.walks
     most = min(max(most, 1), numbers.most_walks)

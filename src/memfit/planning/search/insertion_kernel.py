@@ -1,4 +1,4 @@
-"""What an insertion does, by looking only at the bytes it moves: every candidate of a repair is judged exactly.
+"""The exact effect of an insertion, computed from the lives that it changes: so a repair can judge every candidate.
 
     before    s ├──────────────────┤ read at u        inserting [g, maker of s] before u
     after     s ├──┤            g m├                  s is gone from its last event to u, what g reads lives up to u, and the
@@ -10,25 +10,27 @@ insertion changes lives between two neighbouring events only, so it costs as muc
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from memfit.jit.kernel import inline_kernel, kernel
 from memfit.planning.model.reduce import Arrays, Floats, Ints
-from memfit.planning.search.event_table import AFTER, BEFORE, FIXED, FORM, HEAD, MAKES, PLACE, PTR, STORAGE, Table, listed
+from memfit.planning.search.event_table import EVENT, Table, make_events
 
 EXTEND_IF_FITS, RECOMPUTE, EXTEND = 0, 1, 2
 _GONE = -(2**61)
 
 
 @kernel
-def read_later(ev: Table, s: int, e: int) -> bool:
+def is_read_later(ev: Table, s: int, e: int) -> bool:
     """Whether the value of s alive after its event e (-1: before its first) is read again."""
-    on = ev[AFTER, e] if e >= 0 else ev[HEAD, s]
-    return bool(on >= 0 and not ev[MAKES, on])
+    on = ev[EVENT.after, e] if e >= 0 else ev[EVENT.head, s]
+    return bool(on >= 0 and not ev[EVENT.makes, on])
 
 
 @kernel
-def closure_before(
+def list_closure(
     a: Arrays,
     ev: Table,
     usage: Ints,
@@ -62,10 +64,10 @@ def closure_before(
                 e = latest[s]
                 there = a.source[s] or (a.pinned[s] and e >= 0)
                 if not there and e >= 0:
-                    there = read_later(ev, s, e) or mode == EXTEND
+                    there = is_read_later(ev, s, e) or mode == EXTEND
                     if not there and mode == EXTEND_IF_FITS:
                         there = True
-                        for p in range(ev[PLACE, e] + 1, u):
+                        for p in range(ev[EVENT.place, e] + 1, u):
                             if usage[p] + a.size[s] > limit:
                                 there = False
                                 break
@@ -81,7 +83,7 @@ def closure_before(
             top += 1
             continue
         time += a.time[f]
-        if n >= longest(a) or start + n >= len(forms) or time > most_time:
+        if n >= max_forms(a) or start + n >= len(forms) or time > most_time:
             return -1, 0
         forms[start + n] = f
         n += 1
@@ -91,44 +93,54 @@ def closure_before(
     return n, time
 
 
-LOW, HIGH, AMOUNT, USED = 0, 1, 2, 3
-"""Changes to what is held, to be undone: from where to where (-1: a removed position), how much (what it held); at 0, how many."""
-MADE, BEGIN, END, KEPT, UNTIL = 4, 5, 6, 7, 8
-"""By storage: the stamp of the insertion that makes it, and from which of the inserted forms to which; of the one that keeps it, and how long."""
-REMOVED, LEVEL = 9, 10
-"""By position: the stamp of the insertion that makes it superfluous. By inserted form: what is held there."""
+class _Work(NamedTuple):
+    low: int = 0  # by change to what is held: where it begins
+    high: int = 1  # by change: where it ends; -1 for a position that is taken out
+    amount: int = 2  # by change: how much; for a position taken out what it held
+    used: int = 3  # at 0: how many changes there are
+    made: int = 4  # by storage: the stamp of the insertion that makes it
+    begin: int = 5  # by storage: the inserted form that makes it
+    end: int = 6  # by storage: the last inserted form that reads it
+    kept: int = 7  # by storage: the stamp of the insertion that keeps it longer
+    until: int = 8  # by storage: the inserted form up to which it is kept
+    removed: int = 9  # by position: the stamp of the insertion that leaves it unread
+    level: int = 10  # by inserted form: bytes held there
+
+
+WORK = _Work()
+"""Rows of the scratch table."""
 _MOST = 2048
-"""More changes than that are not looked at."""
+"""The most changes that are noted; an insertion with more is not judged exactly."""
 
 
 @kernel
-def scratch_for(a: Arrays, n: int) -> Table:
+def make_scratch(a: Arrays, n: int) -> Table:
     """Room to work in, for a sequence of n positions."""
-    work = np.empty((11, max(_MOST, len(a.size), n, longest(a))), np.int64)
-    work[USED, 0] = 0
+    work = np.empty((11, max(_MOST, len(a.size), n, max_forms(a))), np.int64)
+    work[WORK.used, 0] = 0
     for s in range(len(a.size)):
-        work[MADE, s] = -1
-        work[KEPT, s] = -1
+        work[WORK.made, s] = -1
+        work[WORK.kept, s] = -1
     for p in range(n):
-        work[REMOVED, p] = -1
+        work[WORK.removed, p] = -1
     return work
 
 
 @kernel
-def longest(a: Arrays) -> int:
-    """Insertions of more forms are not looked at."""
+def max_forms(a: Arrays) -> int:
+    """The most forms of one insertion."""
     return 4 * len(a.time) + 8
 
 
 @kernel
-def shifted(usage: Ints, low: int, high: int, amount: int, limit: int, work: Table) -> int:
-    """Add `amount` to positions low to high - 1; returns by how much that raises what is over the limit. Noted, to be undone."""
+def add_bytes(usage: Ints, low: int, high: int, amount: int, limit: int, work: Table) -> int:
+    """Add `amount` to positions low to high - 1; returns by how much that raises what is over the limit. The change is noted, for `undo`."""
     if low >= high:
         return 0
-    i = work[USED, 0]
+    i = work[WORK.used, 0]
     if i < _MOST:
-        work[LOW, i], work[HIGH, i], work[AMOUNT, i] = low, high, amount
-    work[USED, 0] += 1
+        work[WORK.low, i], work[WORK.high, i], work[WORK.amount, i] = low, high, amount
+    work[WORK.used, 0] += 1
     if i >= _MOST:
         return 0
     over = 0
@@ -140,91 +152,92 @@ def shifted(usage: Ints, low: int, high: int, amount: int, limit: int, work: Tab
 
 
 @kernel
-def undone(usage: Ints, work: Table) -> None:
-    for i in range(min(work[USED, 0], _MOST) - 1, -1, -1):
-        if work[HIGH, i] < 0:
-            usage[work[LOW, i]] = work[AMOUNT, i]
+def undo(usage: Ints, work: Table) -> None:
+    """Take back all noted changes of `usage`."""
+    for i in range(min(work[WORK.used, 0], _MOST) - 1, -1, -1):
+        if work[WORK.high, i] < 0:
+            usage[work[WORK.low, i]] = work[WORK.amount, i]
         else:
-            for p in range(work[LOW, i], work[HIGH, i]):
-                usage[p] -= work[AMOUNT, i]
-    work[USED, 0] = 0
+            for p in range(work[WORK.low, i], work[WORK.high, i]):
+                usage[p] -= work[WORK.amount, i]
+    work[WORK.used, 0] = 0
 
 
 @kernel
-def unread(a: Arrays, ev: Table, e: int, u: int, work: Table, stamp: int) -> bool:
+def is_unread(a: Arrays, ev: Table, e: int, u: int, work: Table, stamp: int) -> bool:
     """Whether the value that event e makes or reads has no reader after e, with the insertion before u in place."""
-    s = ev[STORAGE, e]
-    on = ev[AFTER, e]
-    while on >= 0 and work[REMOVED, ev[PLACE, on]] == stamp:
-        on = ev[AFTER, on]
-    if on >= 0 and ev[PLACE, on] < u:
-        return bool(ev[MAKES, on])
-    if work[KEPT, s] == stamp:
+    s = ev[EVENT.storage, e]
+    on = ev[EVENT.after, e]
+    while on >= 0 and work[WORK.removed, ev[EVENT.place, on]] == stamp:
+        on = ev[EVENT.after, on]
+    if on >= 0 and ev[EVENT.place, on] < u:
+        return bool(ev[EVENT.makes, on])
+    if work[WORK.kept, s] == stamp:
         return False
-    return on < 0 or bool(ev[MAKES, on]) or work[MADE, s] == stamp
+    return on < 0 or bool(ev[EVENT.makes, on]) or work[WORK.made, s] == stamp
 
 
 @kernel
 def note_forms(a: Arrays, forms: Ints, start: int, count: int, work: Table, stamp: int) -> int:
-    """Note what the inserted forms make, from where to where among them, and up to where they read what was there; returns their time."""
+    """Note where among the inserted forms each storage is made and last read, and up to where older values are read; returns the time."""
     time = 0
     for i in range(count):
         f = forms[start + i]
         time += a.time[f]
         for k in range(a.in_ptr[f], a.in_ptr[f + 1]):
             s = a.in_idx[k]
-            if work[MADE, s] == stamp:
-                work[END, s] = i
+            if work[WORK.made, s] == stamp:
+                work[WORK.end, s] = i
             elif not a.pinned[s]:
-                work[KEPT, s], work[UNTIL, s] = stamp, i
+                work[WORK.kept, s], work[WORK.until, s] = stamp, i
         for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
             s = a.out_idx[k]
-            work[MADE, s], work[BEGIN, s], work[END, s] = stamp, i, i
+            work[WORK.made, s], work[WORK.begin, s], work[WORK.end, s] = stamp, i, i
     return time
 
 
 @kernel
-def change_at(work: Table, count: int, place: int, amount: int) -> None:
-    """From the inserted form at `place` on, `amount` more is held."""
+def change_level(work: Table, count: int, place: int, amount: int) -> None:
+    """Hold `amount` more from the inserted form at `place` on."""
     if place < count:
-        work[LEVEL, place] += amount
+        work[WORK.level, place] += amount
 
 
 @kernel
-def moved(
+def change_lives(
     a: Arrays, ev: Table, usage: Ints, limit: int, u: int, forms: Ints, start: int, count: int, latest: Ints, work: Table, stamp: int
 ) -> int:
-    """Change lives outside the inserted forms, and note in `level` what is held within them; returns the change of what is over."""
+    """Change the lives outside the inserted forms and note those within them in row `level`; returns the change of bytes over the limit."""
     over = 0
     for i in range(count):
         f = forms[start + i]
-        change_at(work, count, i, a.workspace[f])
-        change_at(work, count, i + 1, -a.workspace[f])
+        change_level(work, count, i, a.workspace[f])
+        change_level(work, count, i + 1, -a.workspace[f])
         for k in range(a.in_ptr[f], a.in_ptr[f + 1]):
             s = a.in_idx[k]
-            if work[KEPT, s] == stamp and work[UNTIL, s] == i and not read_later(ev, s, latest[s]):
-                over += shifted(usage, ev[PLACE, latest[s]] + 1 if latest[s] >= 0 else 0, u, a.size[s], limit, work)
-                change_at(work, count, 0, a.size[s])
-                change_at(work, count, i + 1, -a.size[s])
+            if work[WORK.kept, s] == stamp and work[WORK.until, s] == i and not is_read_later(ev, s, latest[s]):
+                over += add_bytes(usage, ev[EVENT.place, latest[s]] + 1 if latest[s] >= 0 else 0, u, a.size[s], limit, work)
+                change_level(work, count, 0, a.size[s])
+                change_level(work, count, i + 1, -a.size[s])
         for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
             s = a.out_idx[k]
-            if work[BEGIN, s] != i:
+            if work[WORK.begin, s] != i:
                 continue
-            change_at(work, count, i, a.size[s])
-            last = i if a.pinned[s] else work[END, s]
-            if not a.pinned[s] and latest[s] >= 0 and read_later(ev, s, latest[s]):  # from here on this one is read
+            change_level(work, count, i, a.size[s])
+            last = i if a.pinned[s] else work[WORK.end, s]
+            if not a.pinned[s] and latest[s] >= 0 and is_read_later(ev, s, latest[s]):  # from here on this one is read
                 last = count
-                if work[KEPT, s] != stamp:
-                    over += shifted(usage, ev[PLACE, latest[s]] + 1, u, -a.size[s], limit, work)
-                    change_at(work, count, 0, -a.size[s])
+                if work[WORK.kept, s] != stamp:
+                    over += add_bytes(usage, ev[EVENT.place, latest[s]] + 1, u, -a.size[s], limit, work)
+                    change_level(work, count, 0, -a.size[s])
                 else:
-                    change_at(work, count, work[UNTIL, s] + 1, -a.size[s])
-            change_at(work, count, last + 1, -a.size[s])
+                    change_level(work, count, work[WORK.until, s] + 1, -a.size[s])
+            change_level(work, count, last + 1, -a.size[s])
     return over
 
 
 @kernel
-def effect(
+def measure_insertion(
     a: Arrays,
     ev: Table,
     usage: Ints,
@@ -241,65 +254,68 @@ def effect(
     """(change of the bytes over the limit, change of time) by inserting `forms[start:start + count]` before u; `crossing` is held into u."""
     time = note_forms(a, forms, start, count, work, stamp)
     for i in range(1, count):
-        work[LEVEL, i] = 0
-    work[LEVEL, 0] = crossing
-    over = moved(a, ev, usage, limit, u, forms, start, count, latest, work, stamp)
+        work[WORK.level, i] = 0
+    work[WORK.level, 0] = crossing
+    over = change_lives(a, ev, usage, limit, u, forms, start, count, latest, work, stamp)
     held = 0
     for i in range(count):
-        held += work[LEVEL, i]
+        held += work[WORK.level, i]
         over += max(held - limit, 0)
     for i in range(count):
         f = forms[start + i]
         for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
             e = latest[a.out_idx[k]]
-            if e >= 0 and ev[MAKES, e] and work[REMOVED, ev[PLACE, e]] != stamp:
-                less, saved = dropped(a, ev, usage, limit, u, ev[PLACE, e], work, stamp)
+            if e >= 0 and ev[EVENT.makes, e] and work[WORK.removed, ev[EVENT.place, e]] != stamp:
+                less, saved = drop_unread(a, ev, usage, limit, u, ev[EVENT.place, e], work, stamp)
                 over += less
                 time -= saved
     return over, time
 
 
 @kernel
-def dropped(a: Arrays, ev: Table, usage: Ints, limit: int, u: int, first: int, work: Table, stamp: int) -> tuple[int, int]:
-    """Remove position `first` if nobody reads what it makes any more, and whatever then is read by nobody: (change of over, time saved)."""
+def drop_unread(a: Arrays, ev: Table, usage: Ints, limit: int, u: int, first: int, work: Table, stamp: int) -> tuple[int, int]:
+    """Remove position `first` if nobody reads what it makes any more, then all that is unread after that.
+
+    Returns (change of the bytes over the limit, time saved).
+    """
     stack = np.empty(ev.shape[1], np.int64)
     stack[0] = first
     top, over, saved = 1, 0, 0
     while top > 0:
         top -= 1
         p = stack[top]
-        if ev[FIXED, p] or work[REMOVED, p] == stamp:
+        if ev[EVENT.fixed, p] or work[WORK.removed, p] == stamp:
             continue
         live = False
-        for e in range(ev[PTR, p], ev[PTR, p + 1]):
-            live |= ev[MAKES, e] > 0 and not a.pinned[ev[STORAGE, e]] and not unread(a, ev, e, u, work, stamp)
+        for e in range(ev[EVENT.ptr, p], ev[EVENT.ptr, p + 1]):
+            live |= ev[EVENT.makes, e] > 0 and not a.pinned[ev[EVENT.storage, e]] and not is_unread(a, ev, e, u, work, stamp)
         if live:
             continue
-        i = work[USED, 0]
+        i = work[WORK.used, 0]
         if i >= _MOST:
             return over, saved
-        work[LOW, i], work[HIGH, i], work[AMOUNT, i] = p, -1, usage[p]
-        work[USED, 0] += 1
+        work[WORK.low, i], work[WORK.high, i], work[WORK.amount, i] = p, -1, usage[p]
+        work[WORK.used, 0] += 1
         over -= max(usage[p] - limit, 0)
         usage[p] = _GONE
-        saved += a.time[ev[FORM, p]]
-        work[REMOVED, p] = stamp
-        for e in range(ev[PTR, p], ev[PTR, p + 1]):
-            s = ev[STORAGE, e]
-            if ev[MAKES, e] or a.pinned[s] or not unread(a, ev, e, u, work, stamp):
+        saved += a.time[ev[EVENT.form, p]]
+        work[WORK.removed, p] = stamp
+        for e in range(ev[EVENT.ptr, p], ev[EVENT.ptr, p + 1]):
+            s = ev[EVENT.storage, e]
+            if ev[EVENT.makes, e] or a.pinned[s] or not is_unread(a, ev, e, u, work, stamp):
                 continue
-            back = ev[BEFORE, e]
-            while back >= 0 and work[REMOVED, ev[PLACE, back]] == stamp:
-                back = ev[BEFORE, back]
-            over += shifted(usage, ev[PLACE, back] + 1 if back >= 0 else 0, p, -a.size[s], limit, work)
-            if back >= 0 and ev[MAKES, back] and top < len(stack):
-                stack[top] = ev[PLACE, back]
+            back = ev[EVENT.before, e]
+            while back >= 0 and work[WORK.removed, ev[EVENT.place, back]] == stamp:
+                back = ev[EVENT.before, back]
+            over += add_bytes(usage, ev[EVENT.place, back] + 1 if back >= 0 else 0, p, -a.size[s], limit, work)
+            if back >= 0 and ev[EVENT.makes, back] and top < len(stack):
+                stack[top] = ev[EVENT.place, back]
                 top += 1
     return over, saved
 
 
 @kernel
-def total_time(a: Arrays) -> int:
+def sum_times(a: Arrays) -> int:
     time = 0
     for f in range(len(a.time)):
         time += a.time[f]
@@ -307,7 +323,7 @@ def total_time(a: Arrays) -> int:
 
 
 @inline_kernel
-def best_insertion(
+def find_best_insertion(
     a: Arrays,
     seq: Ints,
     usage: Ints,
@@ -321,24 +337,25 @@ def best_insertion(
     top: int,
     jitter: Floats,
 ) -> tuple[int, Ints, int]:
-    """Of the `top` most promising insertions that drop a chosen victim until its next use, the one that takes most bytes away per time.
+    """The best insertion: it drops a chosen victim until its next use, and lowers the bytes over the limit most per unit of time.
 
-    Promising is much of `height` bytes for little time. `usage` is what is held, `plain` without in-place forms; `chosen` is in the
-    order of next uses. Returns (u, forms, change of the bytes over the limit); no forms when nothing helps.
+    Only the `top` most promising are judged: those that free much of `height` bytes in little time. `usage` is what is held, `plain` the
+    same without in-place forms, `chosen` in the order of next uses. Returns (u, forms, change of the bytes over the limit); no forms when
+    nothing helps.
     """
-    ev, work = listed(a, seq), scratch_for(a, len(seq))
+    ev, work = make_events(a, seq), make_scratch(a, len(seq))
     latest, known = np.empty(len(a.size), np.int64), np.empty(len(a.size), np.int64)
     for s in range(len(a.size)):
         latest[s], known[s] = -1, -1
     stack, forms = np.empty(len(a.time) + 2, np.int64), np.empty(8 * len(seq) + 512, np.int64)
     rows, worth = np.empty((3 * len(chosen), 3), np.int64), np.empty(3 * len(chosen), np.float64)
-    at, filled, total, most_time = 0, 0, 0, total_time(a)
+    at, filled, total, most_time = 0, 0, 0, sum_times(a)
     for i in range(len(chosen)):
         target = victims[chosen[i]]
-        at = advanced(ev, at, next_use[chosen[i]], latest)
+        at = advance(ev, at, next_use[chosen[i]], latest)
         first, second = -1, -1
         for mode in range(3):
-            count, time = closure_before(
+            count, time = list_closure(
                 a, ev, usage, limit, target, at, maker, mode, latest, known, 3 * i + mode, most_time, stack, forms, total
             )
             if count < 0 or count in (first, second):
@@ -359,12 +376,12 @@ def best_insertion(
         if not promising[row]:
             continue
         u, count = rows[row, 0], rows[row, 2]
-        at = advanced(ev, at, u, latest)
+        at = advance(ev, at, u, latest)
         crossing = plain[u] - a.workspace[seq[u]]
         for k in range(a.out_ptr[seq[u]], a.out_ptr[seq[u] + 1]):
             crossing -= a.size[a.out_idx[k]]
-        over, time = effect(a, ev, usage, crossing, limit, u, forms, rows[row, 1], count, latest, work, judged)
-        undone(usage, work)
+        over, time = measure_insertion(a, ev, usage, crossing, limit, u, forms, rows[row, 1], count, latest, work, judged)
+        undo(usage, work)
         score = -over * jitter[len(jitter) - 1 - judged] / (max(time, 0) + 1e-3)
         equal = best >= 0 and score == best_score and worth[row] <= worth[best]
         if over < 0 and (score > best_score or equal):
@@ -376,8 +393,8 @@ def best_insertion(
 
 
 @kernel
-def advanced(ev: Table, at: int, u: int, latest: Ints) -> int:
-    """Note the last event of each storage before u, given those before `at`; returns u."""
-    for e in range(ev[PTR, at], ev[PTR, u]):
-        latest[ev[STORAGE, e]] = e
+def advance(ev: Table, at: int, u: int, latest: Ints) -> int:
+    """Bring `latest`, the last event of each storage, from position `at` up to position u; returns u."""
+    for e in range(ev[EVENT.ptr, at], ev[EVENT.ptr, u]):
+        latest[ev[EVENT.storage, e]] = e
     return u

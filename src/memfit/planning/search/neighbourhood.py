@@ -1,6 +1,6 @@
-"""Large neighbourhood search: break a plan a little, mend it with noise, polish it, keep it if it is better.
+"""Large neighbourhood search: break a plan a little, repair it with noise, drop its repeats, keep it if it is better.
 
-    plan  ─┬─ delete some repeats in a window         ─┬─ repair with noise ─ polish ─ faster? ─> plan
+    plan  ─┬─ delete some repeats in a stretch        ─┬─ repair with noise ─ polish ─ faster? ─> plan
            ├─ squeeze: repair for less than the budget ┤
            └─ move executions next to their readers   ─┘
 
@@ -15,9 +15,9 @@ import numpy as np
 
 from memfit.jit.kernel import kernel
 from memfit.planning.model.fast_judge import INVALID, drop_dead, measure
-from memfit.planning.model.inplace_forms import Siblings, overwritten
+from memfit.planning.model.inplace_forms import Siblings, use_inplace
 from memfit.planning.model.reduce import Arrays, Ints
-from memfit.planning.search.drop_repeats import delete, polish, repeats
+from memfit.planning.search.drop_repeats import delete, find_repeats, polish
 from memfit.planning.search.repair import Repairer
 
 _NEVER = 2**62
@@ -28,7 +28,7 @@ Standing = tuple[int, int]
 
 
 @kernel
-def move_target(a: Arrays, seq: Ints, p: int, later: bool) -> int:
+def find_move_target(a: Arrays, seq: Ints, p: int, later: bool) -> int:
     """How far the execution at p can move: to just before what first reads it, or to just after what it reads."""
     f = seq[p]
     step = 1 if later else -1
@@ -50,7 +50,7 @@ def move_target(a: Arrays, seq: Ints, p: int, later: bool) -> int:
 
 @dataclass(slots=True)
 class Neighbourhood:
-    """One search: the plan it stands on, the best it has seen, and its random numbers. Plans are plain: in-place forms are put in to judge."""
+    """One search: its current plan, its best plan and its random numbers. Plans have plain forms; in-place ones are put in to judge them."""
 
     arrays: Arrays
     limit: int
@@ -70,20 +70,20 @@ class Neighbourhood:
 
     def stand(self, seq: Ints) -> Standing:
         usage = np.empty(len(seq), np.int64)
-        peak, time = measure(self.arrays, overwritten(self.arrays, seq, self.siblings), usage)
+        peak, time = measure(self.arrays, use_inplace(self.arrays, seq, self.siblings), usage)
         if peak == INVALID:
             return _NEVER, _NEVER
         return int(np.maximum(usage - self.limit, 0).sum()), int(time)
 
     def round(self, slack: float) -> bool:
-        """One try; `slack` is how much worse than the best a plan may be and still be walked on from."""
-        trial = self._mended(self._broken())
+        """One try. A plan up to `slack` worse than the best becomes the one the search goes on from; whether a new best was found."""
+        trial = self._repair(self._break())
         standing = self.stand(trial)
         if standing[0] == 0:
             noise = float(self.random.choice(_NOISES))
             trial = polish(self.arrays, trial, self.limit, 3, noise=noise, random=self.random, inplace=self.siblings.known)
             standing = self.stand(trial)
-        if self._acceptable(standing, slack):
+        if self._is_acceptable(standing, slack):
             self.current, self.standing = trial, standing
         if standing < self.best_standing:
             self.best, self.best_standing = trial, standing
@@ -93,50 +93,50 @@ class Neighbourhood:
     def restart(self) -> None:
         self.current, self.standing = self.best, self.best_standing
 
-    def _acceptable(self, standing: Standing, slack: float) -> bool:
+    def _is_acceptable(self, standing: Standing, slack: float) -> bool:
         if self.best_standing[0] > 0:
             return standing[0] <= self.best_standing[0] * (1 + 10 * slack)
         return standing[0] == 0 and standing[1] <= self.best_standing[1] * (1 + slack)
 
-    def _mended(self, seq: Ints) -> Ints:
+    def _repair(self, seq: Ints) -> Ints:
         noise = float(self.random.uniform(0.0, 0.8))
-        return drop_dead(self.arrays, self._repairer(self.limit, wide=32, noise=noise).run(seq, 60))
+        return drop_dead(self.arrays, self._make_repairer(self.limit, wide=32, noise=noise).run(seq, 60))
 
-    def _repairer(self, limit: int, *, wide: int, noise: float) -> Repairer:
+    def _make_repairer(self, limit: int, *, wide: int, noise: float) -> Repairer:
         inplace = self.siblings.known
         return Repairer(
             arrays=self.arrays, limit=limit, maker=self.maker, top=_TOP, wide=wide, noise=noise, random=self.random, inplace=inplace
         )
 
-    def _broken(self) -> Ints:
+    def _break(self) -> Ints:
         choice = self.random.random()
         if choice < 0.5:
             return self._delete_some()
         if choice < 0.7:
-            return self._squeezed(0.85, 0.995, 12)
+            return self._squeeze(0.85, 0.995, 12)
         if choice < 0.8:
-            return self._squeezed(0.6, 0.9, 60)
-        return self._moved()
+            return self._squeeze(0.6, 0.9, 60)
+        return self._move_some()
 
     def _delete_some(self) -> Ints:
         seq = self.current
-        again = repeats(self.arrays, seq)
+        again = find_repeats(self.arrays, seq)
         width = max(4, int(len(seq) * np.exp(self.random.uniform(-4.0, -0.5))))
         low = int(self.random.integers(0, max(len(seq) - width, 1)))
         inside = again[(again >= low) & (again < low + width)]
         chosen = self.random.permutation(inside)[: int(self.random.integers(1, 31))]
         return delete(self.arrays, seq, _NEVER, chosen)
 
-    def _squeezed(self, low: float, high: float, most_steps: int) -> Ints:
+    def _squeeze(self, low: float, high: float, most_steps: int) -> Ints:
         room = self.limit - self.arrays.base_bytes
         less = int(self.arrays.base_bytes + room * self.random.uniform(low, high))
-        return self._repairer(less, wide=24, noise=0.6).run(self.current, int(self.random.integers(1, most_steps)))
+        return self._make_repairer(less, wide=24, noise=0.6).run(self.current, int(self.random.integers(1, most_steps)))
 
-    def _moved(self) -> Ints:
+    def _move_some(self) -> Ints:
         seq = self.current
         for _ in range(int(self.random.integers(1, 6))):
             p = int(self.random.integers(0, len(seq)))
-            far = int(move_target(self.arrays, seq, p, bool(self.random.random() < 0.6)))
+            far = int(find_move_target(self.arrays, seq, p, bool(self.random.random() < 0.6)))
             to = far if self.random.random() < 0.5 else int(self.random.integers(min(p, far), max(p, far) + 1))
             if to == p:
                 continue

@@ -3,8 +3,8 @@
     usage    ▂▅█▇▅▂      an op at the height moves to before or after it: only the positions between are measured again
              ▂▅▇▆▆▂      kept if fewer bytes are over the limit, or hardly more while the search is young
 
-Without recomputation lifetimes follow from positions alone, so a move costs as much as the window it crosses, not as the
-whole step: a hundred thousand moves a second.
+Without recomputation lifetimes follow from positions alone, so a move costs as much as the positions it crosses, not
+as the whole step.
 """
 
 from __future__ import annotations
@@ -89,13 +89,13 @@ def lower_peak(
 
 
 @kernel
-def replay_window(a: Arrays, order: Ints, low: int, high: int, held: int, last: Ints, num_readers: Ints, limit: int, usage: Ints) -> int:
+def replay_range(a: Arrays, order: Ints, low: int, high: int, held: int, last: Ints, num_readers: Ints, limit: int, usage: Ints) -> int:
     """Fill `usage` from `low` to `high`, given what is held before it; returns the bytes over the limit there."""
     for p in range(low, high + 1):
         f = order[p]
         for k in range(a.in_ptr[f], a.in_ptr[f + 1]):
             s = a.in_idx[k]
-            if last[s] <= high:  # no reader beyond the window: the latest one in it frees
+            if last[s] <= high:  # no reader after `high`: the last one up to it frees
                 last[s] = p
     over = 0
     for p in range(low, high + 1):
@@ -121,7 +121,8 @@ def replay_window(a: Arrays, order: Ints, low: int, high: int, held: int, last: 
 
 
 @kernel
-def held_before(a: Arrays, order: Ints, p: int, usage: Ints) -> int:
+def bytes_before(a: Arrays, order: Ints, p: int, usage: Ints) -> int:
+    """Bytes held when the op at p begins."""
     f = order[p]
     held = int(usage[p] - a.workspace[f])
     for k in range(a.out_ptr[f], a.out_ptr[f + 1]):
@@ -169,7 +170,7 @@ def move_ops(
     for s in range(len(a.size)):
         if a.source[s] and num_readers[s] > 0:
             held += a.size[s]
-    over = replay_window(a, order, 0, n - 1, held, last, num_readers, limit, usage)
+    over = replay_range(a, order, 0, n - 1, held, last, num_readers, limit, usage)
     target = 0
     for _ in range(moves):
         if over == 0:
@@ -201,12 +202,12 @@ def move_ops(
         before = 0
         for i in range(first, final + 1):
             before += max(usage[i] - limit, 0)
-        held = held_before(a, order, first, usage)
+        held = bytes_before(a, order, first, usage)
         shift(order, place, p, q)
-        now = replay_window(a, order, first, final, held, last, num_readers, limit, usage)
+        now = replay_range(a, order, first, final, held, last, num_readers, limit, usage)
         if now - before <= temperature * over * np.random.random():
             over += now - before
         else:
             shift(order, place, q, p)
-            replay_window(a, order, first, final, held, last, num_readers, limit, usage)
+            replay_range(a, order, first, final, held, last, num_readers, limit, usage)
     return order, over

@@ -19,11 +19,11 @@ from memfit.planning.model.fast_judge import INVALID, drop_dead, measure
 from memfit.planning.model.inplace_forms import NONE
 from memfit.planning.model.reduce import Arrays, Floats, Ints
 from memfit.planning.search.insertion_kernel import EXTEND, RECOMPUTE
-from memfit.planning.search.repair_kernel import NEVER, excess, idle_values, inserted, mended
+from memfit.planning.search.repair_kernel import NEVER, find_idle, insert_forms, repair, sum_excess
 
 
 @kernel
-def lives_of(a: Arrays, seq: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+def list_lives(a: Arrays, seq: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     """All values of every storage in the order they are made: (ptr, begin, last use, position at which it is overwritten or n)."""
     num, n = len(a.size), len(seq)
     ptr = np.zeros(num + 1, np.int64)
@@ -83,7 +83,7 @@ def is_present(a: Arrays, s: int, above: Ints, u: int, limit: int, mode: int, pt
 
 
 @kernel
-def closure(
+def list_closure(
     a: Arrays,
     storage: int,
     maker: Ints,
@@ -135,12 +135,12 @@ def closure(
 
 
 @kernel
-def closures_for(
+def list_insertions(
     a: Arrays, seq: Ints, usage: Ints, limit: int, maker: Ints, victims: Ints, next_use: Ints, rows: Ints, times: Ints, forms: Ints
 ) -> int:
     """The insertions that drop each victim until its next use, by each mode: rows of (storage, u, start, length) in `forms`."""
     num = len(a.size)
-    lives = lives_of(a, seq)
+    lives = list_lives(a, seq)
     above = np.zeros(len(seq) + 2, np.int64)
     known = np.full(num, -1, np.int64)
     buffer = np.empty(4 * len(a.time) + 8, np.int64)
@@ -155,7 +155,7 @@ def closures_for(
         first, second = -1, -1
         for mode in range(3):
             stamp += 1
-            length = closure(a, s, maker, above, u, limit, mode, lives, known, stamp, buffer)
+            length = list_closure(a, s, maker, above, u, limit, mode, lives, known, stamp, buffer)
             if length < 0 or length in (first, second) or total + length > len(forms) or filled == len(rows):
                 continue
             first, second = second, length
@@ -175,16 +175,16 @@ def judge_insertions(a: Arrays, seq: Ints, limit: int, rows: Ints, order: Ints, 
     usage = np.empty(len(seq) + 4 * len(a.time) + 8, np.int64)
     for i in range(len(order)):
         row = order[i]
-        trial = drop_dead(a, inserted(seq, rows[row, 1], forms, rows[row, 2], rows[row, 3]))
+        trial = drop_dead(a, insert_forms(seq, rows[row, 1], forms, rows[row, 2], rows[row, 3]))
         peak, time[i] = measure(a, trial, usage)
-        over[i] = NEVER if peak == INVALID else excess(usage, len(trial), limit)
+        over[i] = NEVER if peak == INVALID else sum_excess(usage, len(trial), limit)
 
 
 @dataclass(slots=True)
 class Repairer:
     """`top` insertions are judged exactly, of `wide` idle values looked at; `noise` makes a search out of a greedy rule.
 
-    `bold` values bytes beyond what is over at the height: sooner done, and now and then dearer.
+    `bold` also values bytes beyond those over the limit: fewer insertions, which now and then cost more time.
 
     With `inplace` sequences are plain, and fit if they do with in-place forms put in. For a sequence that overwrites by itself each
     insertion is judged from the start.
@@ -207,7 +207,7 @@ class Repairer:
         piece, more = max(2_000_000 // (len(seq) + 1) ** 2, 1) if deadline_s < float("inf") else max_steps, True
         while more and max_steps > 0:
             seed, steps = int(self.random.integers(2**31)), min(piece, max_steps)
-            seq, more = mended(
+            seq, more = repair(
                 self.arrays, seq, self.limit, self.maker, self.top, self.wide, self.noise, self.bold, self.inplace, steps, seed
             )
             max_steps -= steps
@@ -219,65 +219,65 @@ class Repairer:
         """The same for any sequence, each insertion judged from the start."""
         before, least = seq, NEVER
         for _ in range(max_steps + 1):
-            usage, time = self._usage(seq)
+            usage, time = self._measure(seq)
             over = NEVER if usage is None else int(np.maximum(usage - self.limit, 0).sum())
             if over >= least:
                 return before
             before, least = seq, over
             if usage is None or over == 0 or perf_counter() > deadline_s:
                 break
-            better = self._step(seq, usage, over, time)
+            better = self._insert_once(seq, usage, over, time)
             if better is None:
                 break
             seq = better
         return before
 
-    def _usage(self, seq: Ints) -> tuple[Ints | None, int]:
+    def _measure(self, seq: Ints) -> tuple[Ints | None, int]:
         usage = np.empty(len(seq), np.int64)
         peak, time = measure(self.arrays, seq, usage)
         return (None if peak == INVALID else usage), int(time)
 
-    def _step(self, seq: Ints, usage: Ints, over: int, time: int) -> Ints | None:
+    def _insert_once(self, seq: Ints, usage: Ints, over: int, time: int) -> Ints | None:
         heights = usage.copy()
         for _ in range(6):  # the highest position first; where nothing helps, the next one
             q = int(np.argmax(heights))
             if heights[q] <= self.limit:
                 return None
-            better = self._judged_insertion(seq, usage, q, over, time)
+            better = self._insert_best(seq, usage, q, over, time)
             if better is not None:
                 return better
             heights[max(q - 2, 0) : q + 3] = 0
         return None
 
-    def _idle(self, seq: Ints, q: int) -> tuple[Ints, Ints]:
+    def _find_idle(self, seq: Ints, q: int) -> tuple[Ints, Ints]:
         """The idle values worth looking at, and where each is read next, in that order."""
         a = self.arrays
         victims, next_use = np.empty(len(a.size), np.int64), np.empty(len(a.size), np.int64)
-        count = idle_values(a, seq, q, self.maker, victims, next_use)
+        count = find_idle(a, seq, q, self.maker, victims, next_use)
         victims, next_use = victims[:count], next_use[:count]
-        chosen = np.argsort(-self._jitter(count) * a.size[victims] / (a.time[self.maker[victims]] + 1.0))[: self.wide]
+        chosen = np.argsort(-self._draw_jitter(count) * a.size[victims] / (a.time[self.maker[victims]] + 1.0))[: self.wide]
         chosen = chosen[np.argsort(next_use[chosen], kind="stable")]
         return victims[chosen], next_use[chosen]
 
-    def _judged_insertion(self, seq: Ints, usage: Ints, q: int, over: int, time: int) -> Ints | None:
+    def _insert_best(self, seq: Ints, usage: Ints, q: int, over: int, time: int) -> Ints | None:
         a = self.arrays
-        victims, next_use = self._idle(seq, q)
+        victims, next_use = self._find_idle(seq, q)
         if not len(victims):
             return None
         rows, times = np.empty((3 * len(victims), 4), np.int64), np.empty(3 * len(victims), np.int64)
         forms = np.empty(40 * len(seq) + 64, np.int64)
-        filled = closures_for(a, seq, usage, self.limit, self.maker, victims, next_use, rows, times, forms)
+        filled = list_insertions(a, seq, usage, self.limit, self.maker, victims, next_use, rows, times, forms)
         if not filled:
             return None
-        order = np.argsort(-self._jitter(filled) * a.size[rows[:filled, 0]] / (times[:filled] + 1.0))[: self.top]
+        order = np.argsort(-self._draw_jitter(filled) * a.size[rows[:filled, 0]] / (times[:filled] + 1.0))[: self.top]
         after, takes = np.empty(len(order), np.int64), np.empty(len(order), np.int64)
         judge_insertions(a, seq, self.limit, rows, order, forms, after, takes)
-        score = self._jitter(len(order)) * (over - after) / (np.maximum(takes - time, 0) + 1e-3)
+        score = self._draw_jitter(len(order)) * (over - after) / (np.maximum(takes - time, 0) + 1e-3)
         best = int(np.argmax(score))
         if after[best] >= over:
             return None
         row = rows[order[best]]
-        return drop_dead(a, inserted(seq, int(row[1]), forms, int(row[2]), int(row[3])))
+        return drop_dead(a, insert_forms(seq, int(row[1]), forms, int(row[2]), int(row[3])))
 
-    def _jitter(self, count: int) -> Floats:
+    def _draw_jitter(self, count: int) -> Floats:
         return np.exp(self.noise * self.random.standard_normal(count)) if self.noise else np.ones(count)

@@ -1,8 +1,8 @@
 """Steps of repair in one compiled loop, for sequences of plain forms: a search repairs hundreds of times a second.
 
-    while something is over the limit:   the highest position  ->  what is idle there  ->  the best insertion  ->  without dead runs
+    while something is over the limit:   the highest position  ->  what is idle there  ->  the best insertion  ->  drop executions nobody reads
 
-In-place forms are put in to see what is held (`overwrite.py`), and nowhere else.
+In-place forms are put in to see what is held (`inplace_forms.py`), and nowhere else.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from memfit.jit.kernel import inline_kernel, kernel
 from memfit.planning.model.fast_judge import INVALID, drop_dead, measure
 from memfit.planning.model.inplace_forms import overwrite
 from memfit.planning.model.reduce import Arrays, Floats, Ints
-from memfit.planning.search.insertion_kernel import best_insertion
+from memfit.planning.search.insertion_kernel import find_best_insertion
 
 NEVER = 2**62
 _HEIGHTS = 6
@@ -21,7 +21,7 @@ _HEIGHTS = 6
 
 
 @kernel
-def excess(usage: Ints, n: int, limit: int) -> int:
+def sum_excess(usage: Ints, n: int, limit: int) -> int:
     """Bytes over the limit, summed over positions."""
     total = 0
     for p in range(n):
@@ -31,8 +31,8 @@ def excess(usage: Ints, n: int, limit: int) -> int:
 
 
 @kernel
-def idle_values(a: Arrays, seq: Ints, q: int, maker: Ints, victims: Ints, next_use: Ints) -> int:
-    """Fill in the storages alive but idle at position q, with where each is read next; returns how many."""
+def find_idle(a: Arrays, seq: Ints, q: int, maker: Ints, victims: Ints, next_use: Ints) -> int:
+    """List the storages that position q holds without using them, and where each is read next; returns how many."""
     num = len(a.size)
     made = np.full(num, -1, np.int64)
     upcoming = np.full(num, -1, np.int64)
@@ -72,7 +72,7 @@ def idle_values(a: Arrays, seq: Ints, q: int, maker: Ints, victims: Ints, next_u
 
 
 @kernel
-def inserted(seq: Ints, u: int, forms: Ints, start: int, count: int) -> Ints:
+def insert_forms(seq: Ints, u: int, forms: Ints, start: int, count: int) -> Ints:
     longer = np.empty(len(seq) + count, np.int64)
     for p in range(u):
         longer[p] = seq[p]
@@ -84,7 +84,7 @@ def inserted(seq: Ints, u: int, forms: Ints, start: int, count: int) -> Ints:
 
 
 @kernel
-def jitter(count: int, noise: float) -> Floats:
+def draw_jitter(count: int, noise: float) -> Floats:
     factors = np.ones(count)
     if noise > 0:
         for i in range(count):
@@ -104,23 +104,24 @@ def sort_by(items: Ints, key: Ints) -> None:
 
 
 @kernel
-def held_by(a: Arrays, seq: Ints, inplace: Ints, usage: Ints) -> bool:
-    """Fill in what is held with in-place forms put in; whether the sequence can run."""
+def fill_usage(a: Arrays, seq: Ints, inplace: Ints, usage: Ints) -> bool:
+    """Fill `usage` with the bytes held at each position, with in-place forms put in; whether the sequence can run."""
     peak, _ = measure(a, overwrite(a, seq, inplace) if len(inplace) else seq, usage)
     return bool(peak != INVALID)
 
 
 @inline_kernel
-def step_at(
+def insert_for(
     a: Arrays, seq: Ints, usage: Ints, limit: int, q: int, maker: Ints, top: int, wide: int, noise: float, bold: bool, inplace: Ints
 ) -> Ints:
-    """The sequence after the best insertion for position q; empty when nothing helps there. A bold one wants more than what is over."""
+    """The sequence after the best insertion for position q; empty when nothing helps there. `bold` also values bytes
+    beyond those over the limit."""
     victims, next_use = np.empty(len(a.size), np.int64), np.empty(len(a.size), np.int64)
-    count = idle_values(a, seq, q, maker, victims, next_use)
+    count = find_idle(a, seq, q, maker, victims, next_use)
     if count == 0:
         return seq[:0]
     height = NEVER if bold else int(usage[q]) - limit
-    worth = jitter(count, noise)
+    worth = draw_jitter(count, noise)
     for i in range(count):
         worth[i] *= -min(a.size[victims[i]], height) / (a.time[maker[victims[i]]] + 1.0)
     chosen = np.argsort(worth)[:wide]
@@ -129,20 +130,22 @@ def step_at(
     if len(inplace):
         plain = np.empty(len(seq), np.int64)
         measure(a, seq, plain)
-    u, forms, _ = best_insertion(a, seq, usage, plain, limit, victims, next_use, chosen, maker, height, top, jitter(3 * len(chosen), noise))
-    return drop_dead(a, inserted(seq, u, forms, 0, len(forms))) if len(forms) else seq[:0]
+    u, forms, _ = find_best_insertion(
+        a, seq, usage, plain, limit, victims, next_use, chosen, maker, height, top, draw_jitter(3 * len(chosen), noise)
+    )
+    return drop_dead(a, insert_forms(seq, u, forms, 0, len(forms))) if len(forms) else seq[:0]
 
 
 @kernel
-def mended(
+def repair(
     a: Arrays, seq: Ints, limit: int, maker: Ints, top: int, wide: int, noise: float, bold: bool, inplace: Ints, steps: int, seed: int
 ) -> tuple[Ints, bool]:
-    """Up to `steps` insertions, each of which takes bytes over the limit away; and whether there is more to do."""
+    """Do up to `steps` insertions, each of which lowers the bytes over the limit; returns also whether more is to be done."""
     np.random.seed(seed)
     best, least = seq, NEVER
     for step in range(steps + 1):
         usage = np.empty(len(seq), np.int64)
-        over = excess(usage, len(seq), limit) if held_by(a, seq, inplace, usage) else NEVER
+        over = sum_excess(usage, len(seq), limit) if fill_usage(a, seq, inplace, usage) else NEVER
         if over >= least:
             return best, False
         best, least = seq, over
@@ -154,7 +157,7 @@ def mended(
             q = int(np.argmax(heights))
             if heights[q] <= limit:
                 break
-            better = step_at(a, seq, usage, limit, q, maker, top, wide, noise, bold, inplace)
+            better = insert_for(a, seq, usage, limit, q, maker, top, wide, noise, bold, inplace)
             if len(better):
                 break
             for p in range(max(q - 2, 0), min(q + 3, len(heights))):

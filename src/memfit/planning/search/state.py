@@ -10,7 +10,7 @@ import numpy as np
 
 from memfit.planning.cuts.just_in_time import default_makers
 from memfit.planning.model.fast_judge import INVALID, peak_and_time
-from memfit.planning.model.inplace_forms import Siblings, find_siblings, overwritten
+from memfit.planning.model.inplace_forms import Siblings, find_siblings, use_inplace
 from memfit.planning.model.lower_bounds import Floor, find_floor
 from memfit.planning.model.reduce import Ints
 from memfit.planning.problem import Planner, Problem
@@ -19,7 +19,7 @@ from memfit.planning.search.repair import Repairer
 from memfit.planning.settings import AutoSettings
 
 if TYPE_CHECKING:
-    from memfit.planning.cuts.refine import Chain
+    from memfit.planning.cuts.refine import CutChain
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class Search:
     miss: Ints | None = None  # the closest, when the first plan that fits was found
     closest_peak_bytes: int = 2**62
     rank: Ints | None = None  # where each form stands in an order that holds less than the step's own
-    chain: Chain | None = None  # the cuts that were solved exactly
+    chain: CutChain | None = None  # the cuts that were solved exactly
     has_wide_chain: bool = False  # cuts at wide ops were tried
     began_without_variants: bool = False  # most of the time went into the step without its variants
     found_way_back: bool = False  # the first plan is one read backwards from the only result
@@ -102,7 +102,7 @@ class Search:
 
     def consider(self, sequence: Ints, note: str = "", makers: Ints | None = None) -> bool:
         """Take a sequence if it fits and is faster than the best; remember the lowest peak otherwise."""
-        sequence = overwritten(self.problem.model.arrays, sequence, self.siblings)
+        sequence = use_inplace(self.problem.model.arrays, sequence, self.siblings)
         peak, time = peak_and_time(self.problem.model.arrays, sequence)
         if peak == INVALID or (self.max_runs is not None and len(sequence) and np.bincount(sequence).max() > self.max_runs):
             return False
@@ -142,7 +142,7 @@ class Search:
             fixer = Repairer(arrays=a, limit=limit, maker=makers, top=top, wide=wide, inplace=inplace, bold=bold)
             fixed = fixer.run(plain, steps, perf_counter() + seconds)
             untouched = np.array_equal(fixed, plain)
-            peak, _ = peak_and_time(a, overwritten(a, fixed, self.siblings))
+            peak, _ = peak_and_time(a, use_inplace(a, fixed, self.siblings))
             if peak != INVALID and peak <= limit:
                 fixed = polish(a, fixed, limit, numbers.polish_rounds, perf_counter() + seconds, inplace=inplace)
             better |= self.consider(fixed, note, makers)

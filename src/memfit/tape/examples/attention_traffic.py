@@ -65,10 +65,10 @@ def movement(q: Data, k: Data, v: Data, g: Data, block: int) -> Movement:
         tiled_forward=tiled_f.moved_bytes,
         standard_backward=standard_b.moved_bytes,
         tiled_backward=tiled_b.moved_bytes,
-        formula_standard_forward=item * standard_forward_elements(n, d, block),
-        formula_tiled_forward=item * tiled_forward_elements(n, d, block),
-        formula_standard_backward=item * standard_backward_elements(n, d, block),
-        formula_tiled_backward=item * tiled_backward_elements(n, d, block),
+        formula_standard_forward=item * count_standard_forward(n, d, block),
+        formula_tiled_forward=item * count_tiled_forward(n, d, block),
+        formula_standard_backward=item * count_standard_backward(n, d, block),
+        formula_tiled_backward=item * count_tiled_backward(n, d, block),
         largest_difference=max(float(np.abs(a - b).max()) for a, b in pairs),
     )
 
@@ -77,22 +77,22 @@ def _scratch(specs: list[Spec]) -> list[Data]:
     return [np.empty(s.shape, s.dtype) for s in specs]
 
 
-def standard_forward_elements(n: int, d: int, block: int) -> int:
+def count_standard_forward(n: int, d: int, block: int) -> int:
     return 2 * n * d + 2 * -(-n // block) * n * d + 4 * n * n
 
 
-def tiled_forward_elements(n: int, d: int, block: int) -> int:
+def count_tiled_forward(n: int, d: int, block: int) -> int:
     return 2 * n * d + 2 * -(-n // block) * n * d + n
 
 
-def standard_backward_elements(n: int, d: int, block: int) -> int:
+def count_standard_backward(n: int, d: int, block: int) -> int:
     """dV = PᵀdO, dP = dO Vᵀ, D = rowsum(P ∘ dP), dS = P ∘ (dP - D), dQ = dS K, dK = dSᵀ Q, each from slow memory to slow memory."""
     blocks = -(-n // block)
     products = 3 * (n * n + blocks * n * d + n * d)  # dV, dQ, dK: a matrix of N² once, the other once per block, the result
     return products + (n * d + blocks * n * d + n * n) + 3 * n * n
 
 
-def tiled_backward_elements(n: int, d: int, block: int) -> int:
+def count_tiled_backward(n: int, d: int, block: int) -> int:
     """D first; then per column block: K, V once; Q, dO, L, D and dQ for every row block; dK, dV once."""
     blocks = -(-n // block)
     return (2 * n * d + n) + 2 * n * d + blocks * (2 * n * d + 2 * n) + (2 * blocks - 1) * n * d + 2 * n * d

@@ -16,7 +16,7 @@ from memfit.tape.array import Array
 from memfit.tape.examples.nets import Net, lstm, mlp
 from memfit.tape.gradient import gradients
 from memfit.tape.memory.modes import Mode, Place, inference_mode, planless_modes, planned_mode
-from memfit.tape.plain_schedules import recomputations
+from memfit.tape.plain_schedules import count_recomputations
 from memfit.tape.program import Program, compile_program
 
 MakeNet = Callable[[int], Net]
@@ -91,5 +91,5 @@ def _point(name: str, mode: Mode, depth: int) -> Point:
         predicted_bytes=seen.predicted_peak_bytes - held,
         measured_bytes=seen.peak_bytes - held,
         num_ops=len(mode.program.graph.ops),
-        num_recomputed=recomputations(mode.schedule),
+        num_recomputed=count_recomputations(mode.schedule),
     )

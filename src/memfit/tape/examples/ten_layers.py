@@ -50,10 +50,10 @@ def ten_layers(*, size: int = 16, batch: int = 64, seed: int = 0) -> TenLayers:
     program = compile_program([loss, *gradients(loss, [x, *weights])])
     made = [op.outputs[0] for op in program.graph.ops if op.name == "matmul"][:NUM_LAYERS]
     assert len(states) == len(made)
-    return TenLayers(program=program, matmul_costs=_in_matmuls(program.graph), values=tuple(map(program.graph.storage_of, made)))
+    return TenLayers(program=program, matmul_costs=_count_in_matmuls(program.graph), values=tuple(map(program.graph.storage_of, made)))
 
 
-def _in_matmuls(graph: Graph) -> Costs:
+def _count_in_matmuls(graph: Graph) -> Costs:
     times = tuple(int(op.name == "matmul") for op in graph.ops)
     return Costs(
         op_time_ns=times,
@@ -75,7 +75,7 @@ def count_matmuls(graph: Graph, schedule: Schedule) -> int:
     return sum(graph.ops[step.op].name == "matmul" for step in schedule.computes)
 
 
-def as_in_the_slides(*, size: int = 4, batch: int = 3, seed: int = 0, bind_late: bool = True) -> tuple[int, bool]:
+def run_the_slides(*, size: int = 4, batch: int = 3, seed: int = 0, bind_late: bool = True) -> tuple[int, bool]:
     """The slides' own loop, run: how many matmuls it takes, and whether every rebuilt value is right.
 
     With `bind_late=False` each rematerializer keeps its own variables and starts after its checkpoint: the slip repaired.

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memfit.core.lifetimes import lifetimes, max_load
 from memfit.core.plan import Layout
 from memfit.core.schedule import Schedule
 from memfit.core.simulate import simulate
@@ -90,10 +89,10 @@ def predict(program: Program, schedule: Schedule, *, memory: Callable[[], Memory
     held = sum(program.graph.size_of(t) for t in program.graph.sources)
     if layout is not None:
         return (held + layout.height_bytes,) * len(schedule.steps)
-    return tuple(held + pooled for pooled in _pooled_bytes(program, schedule))
+    return tuple(held + pooled for pooled in _replay_pool(program, schedule))
 
 
-def _pooled_bytes(program: Program, schedule: Schedule) -> list[int]:
+def _replay_pool(program: Program, schedule: Schedule) -> list[int]:
     lowered, policy = lower(program, schedule), FreeList()
     block_of: dict[int, int] = {}
     series = []
@@ -107,11 +106,6 @@ def _pooled_bytes(program: Program, schedule: Schedule) -> list[int]:
             if k >= 0:
                 policy.give_back(block_of.pop(k))
     return series
-
-
-def live_bytes(program: Program, schedule: Schedule) -> int:
-    """The most bytes alive at once outside the sources: what no pool or arena can undercut."""
-    return max_load(lifetimes(program.graph, schedule, program.costs))
 
 
 class _Meter:

@@ -27,7 +27,7 @@ from memfit.tape.executor import Executor
 from memfit.tape.memory.byte_trace import Trace, predict, trace
 from memfit.tape.memory.memories import Fresh, Memory, Pool
 from memfit.tape.memory.sharing_tags import share_tags, two_buffers
-from memfit.tape.plain_schedules import drop_early, keep_all, recomputations
+from memfit.tape.plain_schedules import count_recomputations, drop_early, keep_all
 from memfit.tape.program import Program
 
 Place = Callable[[Graph, Schedule, Costs], Layout]
@@ -116,8 +116,8 @@ def compare(modes: Sequence[Mode], *, repeats: int = 3, every_step: bool = True)
             measured_bytes=seen.peak_bytes,
             exact=seen.predicted_bytes == seen.measured_bytes,
             num_ops=len(mode.program.graph.ops),
-            num_recomputed=recomputations(mode.schedule),
-            recomputed_fraction=_recomputed_fraction(mode),
+            num_recomputed=count_recomputations(mode.schedule),
+            recomputed_fraction=_measure_recomputed_fraction(mode),
             time_ns=time_ns,
             same_numbers=_equal(reference, seen.results),
         )
@@ -125,7 +125,7 @@ def compare(modes: Sequence[Mode], *, repeats: int = 3, every_step: bool = True)
     )
 
 
-def _recomputed_fraction(mode: Mode) -> float:
+def _measure_recomputed_fraction(mode: Mode) -> float:
     once = sum(mode.program.costs.op_time_ns)
     return sum(mode.program.costs.time_ns(s.op, s.variant) for s in mode.schedule.computes) / once - 1 if once else 0.0
 

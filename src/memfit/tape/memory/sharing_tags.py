@@ -3,7 +3,7 @@
     box of free tags          op 5 dies ──> tag 2 goes into the box
       [tag 2: 4 KiB]          op 8 needs 3 KiB ──> takes the smallest free tag that is large enough, else a new one
 
-In-place is not decided here: a schedule from `schedules.drop_early(inplace=True)` has it already, and a take-over makes no
+In-place is not decided here: a schedule from `plain_schedules.drop_early(inplace=True)` has it already, and a take-over makes no
 allocation. A tag is a fixed region of the arena, so the result is a Layout like any other, and the layout planners can be
 compared with it.
 """

@@ -3,7 +3,7 @@
     slow (Q, K, V, O, in full)  ── read ──>  fast (a few blocks)  ── write ──>  slow
 
 Attention kernels touch slow arrays only through a Traffic, so the count is of what they really did, not of a formula; the
-formulas stand in `attention_io` and are compared with it.
+formulas stand in `examples/attention_traffic.py` and are compared with it.
 """
 
 from __future__ import annotations

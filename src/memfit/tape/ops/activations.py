@@ -7,14 +7,14 @@ from math import pi, sqrt
 
 import numpy as np
 
-from memfit.tape.array import Array, Kernel, Node, Vjp, only
+from memfit.tape.array import Array, Kernel, Node, Vjp, get_only
 from memfit.tape.array_view import Data, Spec
 from memfit.tape.ops.broadcast import sum_over
 from memfit.tape.ops.elementwise import add, exp, multiply, negate, power, subtract, unary
 
 
 def relu(x: Array) -> Array:
-    return unary("relu", x, lambda x, out: np.maximum(x, 0, out=out), lambda n, u: [relu_grad(only(u), n.outputs[0])])
+    return unary("relu", x, lambda x, out: np.maximum(x, 0, out=out), lambda n, u: [relu_grad(get_only(u), n.outputs[0])])
 
 
 def relu_grad(g: Array, y: Array) -> Array:
@@ -24,11 +24,11 @@ def relu_grad(g: Array, y: Array) -> Array:
         np.sign(inputs[1], out=outputs[0])  # y is never negative: 0 or 1
         np.multiply(outputs[0], inputs[0], out=outputs[0])
 
-    return _gradient("relu_grad", g, y, kernel, lambda n, u: [relu_grad(only(u), n.inputs[1]), None], overwrites=(1,))
+    return _gradient("relu_grad", g, y, kernel, lambda n, u: [relu_grad(get_only(u), n.inputs[1]), None], overwrites=(1,))
 
 
 def tanh(x: Array) -> Array:
-    return unary("tanh", x, lambda x, out: np.tanh(x, out=out), lambda n, u: [tanh_grad(only(u), n.outputs[0])], flops_per_element=20)
+    return unary("tanh", x, lambda x, out: np.tanh(x, out=out), lambda n, u: [tanh_grad(get_only(u), n.outputs[0])], flops_per_element=20)
 
 
 def tanh_grad(g: Array, y: Array) -> Array:
@@ -41,7 +41,7 @@ def tanh_grad(g: Array, y: Array) -> Array:
 
     def vjp(node: Node, u: Sequence[Array | None]) -> list[Array]:
         g, y = node.inputs
-        return [tanh_grad(only(u), y), multiply(multiply(multiply(only(u), g), y), -2.0)]
+        return [tanh_grad(get_only(u), y), multiply(multiply(multiply(get_only(u), g), y), -2.0)]
 
     return _gradient("tanh_grad", g, y, kernel, vjp, overwrites=(1,))
 
@@ -53,7 +53,7 @@ def sigmoid(x: Array) -> Array:
         np.add(out, 1, out=out)
         np.multiply(out, 0.5, out=out)
 
-    return unary("sigmoid", x, fill, lambda n, u: [sigmoid_grad(only(u), n.outputs[0])], flops_per_element=23)
+    return unary("sigmoid", x, fill, lambda n, u: [sigmoid_grad(get_only(u), n.outputs[0])], flops_per_element=23)
 
 
 def sigmoid_grad(g: Array, y: Array) -> Array:
@@ -66,7 +66,7 @@ def sigmoid_grad(g: Array, y: Array) -> Array:
 
     def vjp(node: Node, u: Sequence[Array | None]) -> list[Array]:
         g, y = node.inputs
-        return [sigmoid_grad(only(u), y), multiply(multiply(only(u), g), add(multiply(y, -2.0), 1.0))]
+        return [sigmoid_grad(get_only(u), y), multiply(multiply(get_only(u), g), add(multiply(y, -2.0), 1.0))]
 
     return _gradient("sigmoid_grad", g, y, kernel, vjp)
 
@@ -94,7 +94,7 @@ def softmax(x: Array) -> Array:
 
 
 def _softmax_vjp(node: Node, u: Sequence[Array | None]) -> list[Array]:
-    return [softmax_grad(only(u), node.outputs[0])]
+    return [softmax_grad(get_only(u), node.outputs[0])]
 
 
 def softmax_grad(g: Array, y: Array) -> Array:
@@ -108,7 +108,7 @@ def softmax_grad(g: Array, y: Array) -> Array:
         np.multiply(out, y, out=out)
 
     def vjp(node: Node, u: Sequence[Array | None]) -> list[Array]:
-        (g, y), v = node.inputs, only(u)
+        (g, y), v = node.inputs, get_only(u)
         centred = subtract(g, sum_over(multiply(g, y), -1, keepdims=True))
         return [softmax_grad(v, y), subtract(multiply(v, centred), multiply(g, sum_over(multiply(v, y), -1, keepdims=True)))]
 
@@ -128,7 +128,7 @@ def log_softmax(x: Array) -> Array:
         np.subtract(out, row, out=out)
 
     def vjp(node: Node, u: Sequence[Array | None]) -> list[Array]:
-        return [log_softmax_grad(only(u), node.outputs[0])]
+        return [log_softmax_grad(get_only(u), node.outputs[0])]
 
     return x.tape.apply(
         "log_softmax", [x], [x.view.spec], kernel, vjp=vjp, scratch=[_rows(x), x.view.spec], overwrites=(0,), flops=14 * x.size
@@ -146,7 +146,7 @@ def log_softmax_grad(g: Array, y: Array) -> Array:
         np.subtract(g, out, out=out)
 
     def vjp(node: Node, u: Sequence[Array | None]) -> list[Array]:
-        (g, y), v = node.inputs, only(u)
+        (g, y), v = node.inputs, get_only(u)
         weighted = multiply(v, exp(y))
         return [
             subtract(v, sum_over(weighted, -1, keepdims=True)),

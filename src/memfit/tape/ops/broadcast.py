@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 
 from memfit.core.errors import BadInput
-from memfit.tape.array import Array, Node, only
+from memfit.tape.array import Array, Node, get_only
 from memfit.tape.array_view import Data, Shape, Spec, normal_axis
 
 
@@ -22,10 +22,11 @@ def copy(x: Array) -> Array:
     def kernel(inputs: Sequence[Data], outputs: Sequence[Data], _: Sequence[Data]) -> None:
         np.copyto(outputs[0], inputs[0])
 
-    return x.tape.apply("copy", [x], [x.view.spec], kernel, vjp=lambda _, u: [only(u)], flops=0)[0]
+    return x.tape.apply("copy", [x], [x.view.spec], kernel, vjp=lambda _, u: [get_only(u)], flops=0)[0]
 
 
-def in_rows(x: Array) -> Array:
+def copy_if_strided(x: Array) -> Array:
+    """x itself where its elements lie in row order without gaps, else a copy that does."""
     return x if x.view.is_rows else copy(x)
 
 
@@ -33,8 +34,8 @@ def reshape(x: Array, shape: Sequence[int]) -> Array:
     target = _infer(x.shape, tuple(shape))
     if target == x.shape:
         return x
-    source = in_rows(x)
-    return x.tape.look("reshape", source, [source.view.reshape(target)], lambda n, u: [reshape(only(u), n.inputs[0].shape)])[0]
+    source = copy_if_strided(x)
+    return x.tape.look("reshape", source, [source.view.reshape(target)], lambda n, u: [reshape(get_only(u), n.inputs[0].shape)])[0]
 
 
 def _infer(shape: Shape, target: Shape) -> Shape:
@@ -51,7 +52,7 @@ def _infer(shape: Shape, target: Shape) -> Shape:
 def broadcast_to(x: Array, shape: Shape) -> Array:
     if x.shape == shape:
         return x
-    return x.tape.look("broadcast", x, [x.view.broadcast(shape)], lambda n, u: [unbroadcast(only(u), n.inputs[0].shape)])[0]
+    return x.tape.look("broadcast", x, [x.view.broadcast(shape)], lambda n, u: [unbroadcast(get_only(u), n.inputs[0].shape)])[0]
 
 
 def unbroadcast(x: Array, shape: Shape) -> Array:
@@ -62,7 +63,7 @@ def unbroadcast(x: Array, shape: Shape) -> Array:
 
 
 def sum_over(x: Array, axes: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Array:
-    chosen = chosen_axes(x, axes)
+    chosen = resolve_axes(x, axes)
     if not chosen:
         return x
     kept = tuple(1 if k in chosen else n for k, n in enumerate(x.shape))
@@ -72,12 +73,12 @@ def sum_over(x: Array, axes: int | Sequence[int] | None = None, *, keepdims: boo
         np.add.reduce(inputs[0], axis=chosen, out=outputs[0], keepdims=keepdims)
 
     def vjp(node: Node, u: Sequence[Array | None]) -> list[Array]:
-        return [broadcast_to(reshape(only(u), kept), node.inputs[0].shape)]
+        return [broadcast_to(reshape(get_only(u), kept), node.inputs[0].shape)]
 
     return x.tape.apply("sum", [x], [Spec(shape, x.dtype)], kernel, vjp=vjp, flops=x.size)[0]
 
 
-def chosen_axes(x: Array, axes: int | Sequence[int] | None) -> tuple[int, ...]:
+def resolve_axes(x: Array, axes: int | Sequence[int] | None) -> tuple[int, ...]:
     if axes is None:
         return tuple(range(x.ndim))
     return tuple(sorted({normal_axis(a, x.ndim) for a in ([axes] if isinstance(axes, int) else axes)}))

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from memfit.core.errors import BadInput
-from memfit.tape.array import Array, Node, only
+from memfit.tape.array import Array, Node, get_only
 from memfit.tape.array_view import Data, Shape, Spec
-from memfit.tape.ops.broadcast import in_rows
+from memfit.tape.ops.broadcast import copy_if_strided
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Window:
 
 def conv2d(x: Array, weight: Array, *, stride: int = 1, padding: int = 0) -> Array:
     w = _window(x.shape, weight.shape, stride, padding)
-    return _forward(in_rows(x), in_rows(weight), w)
+    return _forward(copy_if_strided(x), copy_if_strided(weight), w)
 
 
 def _window(image: Shape, weight: Shape, stride: int, padding: int) -> Window:
@@ -78,7 +78,7 @@ def _forward(x: Array, weight: Array, w: Window) -> Array:
             np.matmul(matrix, flat, out=out.reshape(w.weight[0], -1))
 
     def vjp(node: Node, u: Sequence[Array | None]) -> list[Array]:
-        g = in_rows(only(u))
+        g = copy_if_strided(get_only(u))
         return [_grad_image(g, node.inputs[1], w), _grad_weight(node.inputs[0], g, w)]
 
     scratch = [Spec(w.padded, x.dtype), Spec(w.columns, x.dtype)]
@@ -94,7 +94,7 @@ def _grad_image(g: Array, weight: Array, w: Window) -> Array:
             _roll(columns, padded, out, w)
 
     def vjp(node: Node, u: Sequence[Array | None]) -> list[Array]:
-        v = in_rows(only(u))
+        v = copy_if_strided(get_only(u))
         return [_forward(v, node.inputs[1], w), _grad_weight(v, node.inputs[0], w)]
 
     scratch = [Spec(w.padded, g.dtype), Spec(w.columns, g.dtype)]
@@ -113,7 +113,7 @@ def _grad_weight(x: Array, g: Array, w: Window) -> Array:
             np.add(total, part, out=total)
 
     def vjp(node: Node, u: Sequence[Array | None]) -> list[Array]:
-        v = in_rows(only(u))
+        v = copy_if_strided(get_only(u))
         return [_grad_image(node.inputs[1], v, w), _forward(node.inputs[0], v, w)]
 
     part = Spec((w.weight[0], w.weight[1] * w.weight[2] * w.weight[3]), x.dtype)

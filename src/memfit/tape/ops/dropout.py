@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from memfit.core.errors import BadInput
-from memfit.tape.array import Array, Node, only
+from memfit.tape.array import Array, Node, get_only
 from memfit.tape.array_view import Data, Spec
 
 
@@ -29,7 +29,7 @@ def dropout(x: Array, drop_fraction: float, seed: Array) -> Array:
         np.copyto(outputs[0], 0, where=dropped)
 
     def vjp(node: Node, u: Sequence[Array | None]) -> list[Array | None]:
-        return [dropout(only(u), drop_fraction, node.inputs[1]), None]
+        return [dropout(get_only(u), drop_fraction, node.inputs[1]), None]
 
     scratch = [x.view.spec, Spec(x.shape, np.dtype(np.bool_))]
     return x.tape.apply("dropout", [x, seed], [x.view.spec], kernel, vjp=vjp, scratch=scratch, overwrites=(0,), flops=10 * x.size)[0]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from memfit.core.errors import BadInput
-from memfit.tape.array import Array, Node, Vjp, only
+from memfit.tape.array import Array, Node, Vjp, get_only
 from memfit.tape.array_view import Data, Spec, joint_shape
 from memfit.tape.ops.broadcast import broadcast_to
 
@@ -54,21 +54,21 @@ def _scalar(x: Any) -> bool:
 def add(a: Array, b: Any) -> Array:
     if _scalar(b):
         b = float(b)  # a NumPy scalar would widen float32
-        return unary("add_scalar", a, lambda x, out: np.add(x, b, out=out), lambda _, u: [only(u)])
-    return _binary("add", np.add, a, b, lambda _, u: [only(u), only(u)])
+        return unary("add_scalar", a, lambda x, out: np.add(x, b, out=out), lambda _, u: [get_only(u)])
+    return _binary("add", np.add, a, b, lambda _, u: [get_only(u), get_only(u)])
 
 
 def subtract(a: Array, b: Any) -> Array:
     if _scalar(b):
         return add(a, -b)
-    return _binary("subtract", np.subtract, a, b, lambda _, u: [only(u), negate(only(u))])
+    return _binary("subtract", np.subtract, a, b, lambda _, u: [get_only(u), negate(get_only(u))])
 
 
 def multiply(a: Array, b: Any) -> Array:
     if _scalar(b):
         b = float(b)
-        return unary("scale", a, lambda x, out: np.multiply(x, b, out=out), lambda _, u: [multiply(only(u), b)])
-    return _binary("multiply", np.multiply, a, b, lambda n, u: [multiply(only(u), n.inputs[1]), multiply(only(u), n.inputs[0])])
+        return unary("scale", a, lambda x, out: np.multiply(x, b, out=out), lambda _, u: [multiply(get_only(u), b)])
+    return _binary("multiply", np.multiply, a, b, lambda n, u: [multiply(get_only(u), n.inputs[1]), multiply(get_only(u), n.inputs[0])])
 
 
 def divide(a: Array, b: Any) -> Array:
@@ -76,37 +76,37 @@ def divide(a: Array, b: Any) -> Array:
         return multiply(a, 1.0 / b)
 
     def vjp(node: Node, u: Sequence[Array | None]) -> list[Array]:
-        quotient = divide(only(u), node.inputs[1])
+        quotient = divide(get_only(u), node.inputs[1])
         return [quotient, negate(multiply(quotient, node.outputs[0]))]
 
     return _binary("divide", np.divide, a, b, vjp)
 
 
 def negate(x: Array) -> Array:
-    return unary("negate", x, lambda x, out: np.negative(x, out=out), lambda _, u: [negate(only(u))])
+    return unary("negate", x, lambda x, out: np.negative(x, out=out), lambda _, u: [negate(get_only(u))])
 
 
 def exp(x: Array) -> Array:
-    return unary("exp", x, lambda x, out: np.exp(x, out=out), lambda n, u: [multiply(only(u), n.outputs[0])], flops_per_element=10)
+    return unary("exp", x, lambda x, out: np.exp(x, out=out), lambda n, u: [multiply(get_only(u), n.outputs[0])], flops_per_element=10)
 
 
 def log(x: Array) -> Array:
-    return unary("log", x, lambda x, out: np.log(x, out=out), lambda n, u: [divide(only(u), n.inputs[0])], flops_per_element=10)
+    return unary("log", x, lambda x, out: np.log(x, out=out), lambda n, u: [divide(get_only(u), n.inputs[0])], flops_per_element=10)
 
 
 def sin(x: Array) -> Array:
-    return unary("sin", x, lambda x, out: np.sin(x, out=out), lambda n, u: [multiply(only(u), cos(n.inputs[0]))], flops_per_element=20)
+    return unary("sin", x, lambda x, out: np.sin(x, out=out), lambda n, u: [multiply(get_only(u), cos(n.inputs[0]))], flops_per_element=20)
 
 
 def cos(x: Array) -> Array:
     return unary(
-        "cos", x, lambda x, out: np.cos(x, out=out), lambda n, u: [negate(multiply(only(u), sin(n.inputs[0])))], flops_per_element=20
+        "cos", x, lambda x, out: np.cos(x, out=out), lambda n, u: [negate(multiply(get_only(u), sin(n.inputs[0])))], flops_per_element=20
     )
 
 
 def sqrt(x: Array) -> Array:
     return unary(
-        "sqrt", x, lambda x, out: np.sqrt(x, out=out), lambda n, u: [divide(multiply(only(u), 0.5), n.outputs[0])], flops_per_element=5
+        "sqrt", x, lambda x, out: np.sqrt(x, out=out), lambda n, u: [divide(multiply(get_only(u), 0.5), n.outputs[0])], flops_per_element=5
     )
 
 
@@ -115,8 +115,8 @@ def power(x: Array, exponent: float) -> Array:
 
     def vjp(node: Node, u: Sequence[Array | None]) -> list[Array]:
         if exponent == 2:
-            return [multiply(multiply(only(u), node.inputs[0]), 2.0)]
-        return [multiply(multiply(only(u), power(node.inputs[0], exponent - 1)), float(exponent))]
+            return [multiply(multiply(get_only(u), node.inputs[0]), 2.0)]
+        return [multiply(multiply(get_only(u), power(node.inputs[0], exponent - 1)), float(exponent))]
 
     if exponent == 2:
         return unary("square", x, lambda x, out: np.multiply(x, x, out=out), vjp)
@@ -132,4 +132,4 @@ def cast(x: Array, dtype: Any) -> Array:
     def kernel(inputs: Sequence[Data], outputs: Sequence[Data], _: Sequence[Data]) -> None:
         np.copyto(outputs[0], inputs[0], casting="unsafe")
 
-    return x.tape.apply("cast", [x], [Spec(x.shape, target)], kernel, vjp=lambda _, u: [cast(only(u), origin)])[0]
+    return x.tape.apply("cast", [x], [Spec(x.shape, target)], kernel, vjp=lambda _, u: [cast(get_only(u), origin)])[0]

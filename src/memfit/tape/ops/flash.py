@@ -41,7 +41,7 @@ def flash_attention(
 
     def vjp(node: Node, u: Sequence[Array | None]) -> Sequence[Array | None]:
         if u[0] is None or u[1] is not None:
-            return vjp_through(_plainly, node, u)
+            return vjp_through(_attend_in_simple_ops, node, u)
         return _flash_grad([u[0], *node.inputs, *node.outputs], block_rows, block_columns, count)
 
     specs = [Spec((batch, n, dv), q.dtype), Spec((batch, n, 1), q.dtype)]
@@ -179,5 +179,5 @@ def _accumulate(a: Data, b: Data, total: Data, part: Data) -> None:
     np.add(total, product, out=total)
 
 
-def _plainly(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
+def _attend_in_simple_ops(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
     return standard_attention(q, k, v, with_lse=True)

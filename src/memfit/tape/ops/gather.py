@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from memfit.core.errors import BadInput
-from memfit.tape.array import Array, Node, only
+from memfit.tape.array import Array, Node, get_only
 from memfit.tape.array_view import Data, Spec
 from memfit.tape.ops.activations import log_softmax
-from memfit.tape.ops.broadcast import in_rows
+from memfit.tape.ops.broadcast import copy_if_strided
 from memfit.tape.ops.elementwise import negate
 from memfit.tape.ops.reduce import mean_over
 
@@ -18,7 +18,7 @@ from memfit.tape.ops.reduce import mean_over
 def take_rows(table: Array, index: Array) -> Array:
     """table[index]: one row for every entry of an integer array."""
     _check_index("take_rows", index)
-    table, index = in_rows(table), in_rows(index)
+    table, index = copy_if_strided(table), copy_if_strided(index)
     num_rows = table.shape[0]
 
     def kernel(inputs: Sequence[Data], outputs: Sequence[Data], _: Sequence[Data]) -> None:
@@ -26,7 +26,7 @@ def take_rows(table: Array, index: Array) -> Array:
         np.take(inputs[0], inputs[1], axis=0, out=outputs[0], mode="clip")  # "raise" would buffer the whole output
 
     def vjp(node: Node, u: Sequence[Array | None]) -> list[Array | None]:
-        return [add_rows(only(u), node.inputs[1], num_rows), None]
+        return [add_rows(get_only(u), node.inputs[1], num_rows), None]
 
     return table.tape.apply("take_rows", [table, index], [Spec((*index.shape, *table.shape[1:]), table.dtype)], kernel, vjp=vjp, flops=0)[0]
 
@@ -40,7 +40,7 @@ def add_rows(g: Array, index: Array, num_rows: int) -> Array:
         np.add.at(outputs[0], inputs[1], inputs[0])
 
     def vjp(node: Node, u: Sequence[Array | None]) -> list[Array | None]:
-        return [take_rows(only(u), node.inputs[1]), None]
+        return [take_rows(get_only(u), node.inputs[1]), None]
 
     return g.tape.apply("add_rows", [g, index], [Spec((num_rows, *tail), g.dtype)], kernel, vjp=vjp)[0]
 
@@ -50,7 +50,7 @@ def pick(x: Array, index: Array) -> Array:
     _check_index("pick", index)
     if x.ndim != 2 or index.shape != x.shape[:1]:
         raise BadInput(f"pick from shape {x.shape} with an index of shape {index.shape}: give a matrix and one index per row.")
-    x = in_rows(x)
+    x = copy_if_strided(x)
     positions = Spec(index.shape, np.dtype(np.int64))
     width = x.shape[1]
 
@@ -59,7 +59,7 @@ def pick(x: Array, index: Array) -> Array:
         np.take(inputs[0].reshape(-1), scratch[0], out=outputs[0], mode="clip")
 
     def vjp(node: Node, u: Sequence[Array | None]) -> list[Array | None]:
-        return [unpick(only(u), node.inputs[1], width), None]
+        return [unpick(get_only(u), node.inputs[1], width), None]
 
     return x.tape.apply("pick", [x, index], [Spec(index.shape, x.dtype)], kernel, vjp=vjp, scratch=[positions], flops=0)[0]
 
@@ -73,7 +73,7 @@ def unpick(g: Array, index: Array, width: int) -> Array:
         outputs[0].reshape(-1)[scratch[0]] = inputs[0]
 
     def vjp(node: Node, u: Sequence[Array | None]) -> list[Array | None]:
-        return [pick(only(u), node.inputs[1]), None]
+        return [pick(get_only(u), node.inputs[1]), None]
 
     positions = Spec(index.shape, np.dtype(np.int64))
     return g.tape.apply("unpick", [g, index], [Spec((*g.shape, width), g.dtype)], kernel, vjp=vjp, scratch=[positions], flops=0)[0]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from memfit.core.errors import BadInput
-from memfit.tape.array import Array, Node, only
+from memfit.tape.array import Array, Node, get_only
 from memfit.tape.array_view import Data, Spec, joint_shape
 from memfit.tape.ops.broadcast import copy, reshape, unbroadcast
 from memfit.tape.ops.elementwise import add
@@ -31,7 +31,7 @@ def matmul(a: Array, b: Array) -> Array:
 
 
 def _vjp(node: Node, u: Sequence[Array | None]) -> list[Array]:
-    (a, b), g = node.inputs, only(u)
+    (a, b), g = node.inputs, get_only(u)
     if a.ndim > 2 and b.ndim == 2:  # fold the batch into rows: one product instead of a sum of many
         rows, g_rows = reshape(a, (-1, a.shape[-1])), reshape(g, (-1, g.shape[-1]))
         return [reshape(matmul(g_rows, swap_axes(b, 0, 1)), a.shape), matmul(swap_axes(rows, 0, 1), g_rows)]

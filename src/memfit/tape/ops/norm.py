@@ -36,12 +36,12 @@ def layer_norm(x: Array, gamma: Array, beta: Array, *, epsilon: float = 1e-5) ->
     return _norm("layer_norm", x, reshape(gamma, scale), reshape(beta, scale), (*x.shape[:-1], 1), epsilon)[0]
 
 
-def _stretched(shape: Shape, row: Shape) -> tuple[int, ...]:
+def _find_stretched_axes(shape: Shape, row: Shape) -> tuple[int, ...]:
     return tuple(k for k, n in enumerate(row) if n == 1 and shape[k] != 1)
 
 
 def _norm(name: str, x: Array, gamma: Array, beta: Array, row: Shape, epsilon: float) -> tuple[Array, Array, Array]:
-    axes = _stretched(x.shape, row)
+    axes = _find_stretched_axes(x.shape, row)
     count = prod(x.shape[a] for a in axes)
 
     def kernel(inputs: Sequence[Data], outputs: Sequence[Data], _: Sequence[Data]) -> None:
@@ -62,7 +62,7 @@ def _norm(name: str, x: Array, gamma: Array, beta: Array, row: Shape, epsilon: f
 
     def vjp(node: Node, u: Sequence[Array | None]) -> Sequence[Array | None]:
         if u[1] is not None or u[2] is not None or u[0] is None:
-            return vjp_through(lambda x, gamma, beta: _norm_plainly(x, gamma, beta, axes, count, epsilon), node, u)
+            return vjp_through(lambda x, gamma, beta: _norm_in_simple_ops(x, gamma, beta, axes, count, epsilon), node, u)
         (x, gamma, _), (_, mean, rstd) = node.inputs, node.outputs
         return _norm_grad(name, u[0], x, mean, rstd, gamma, axes, count)
 
@@ -75,7 +75,7 @@ def _norm_grad(
     name: str, g: Array, x: Array, mean: Array, rstd: Array, gamma: Array, axes: tuple[int, ...], count: int
 ) -> tuple[Array, Array, Array]:
     """dx = γ/σ (g - mean(g) - x̂ mean(g x̂)) with the means over the normalized axes of γ g; dγ = Σ g x̂; dβ = Σ g."""
-    over = _stretched(x.shape, gamma.shape)
+    over = _find_stretched_axes(x.shape, gamma.shape)
 
     def kernel(inputs: Sequence[Data], outputs: Sequence[Data], scratch: Sequence[Data]) -> None:
         (g, x, mean, rstd, gamma), (dx, dgamma, dbeta), (row, whole) = inputs, outputs, scratch
@@ -96,7 +96,7 @@ def _norm_grad(
         np.multiply(dx, rstd, out=dx)
 
     def vjp(node: Node, u: Sequence[Array | None]) -> Sequence[Array | None]:
-        return vjp_through(lambda *inputs: _norm_grad_plainly(*inputs, axes=axes, over=over, count=count), node, u)
+        return vjp_through(lambda *inputs: _norm_grad_in_simple_ops(*inputs, axes=axes, over=over, count=count), node, u)
 
     specs = [x.view.spec, gamma.view.spec, gamma.view.spec]
     dx, dgamma, dbeta = x.tape.apply(
@@ -105,14 +105,16 @@ def _norm_grad(
     return dx, dgamma, dbeta
 
 
-def _norm_plainly(x: Array, gamma: Array, beta: Array, axes: tuple[int, ...], count: int, epsilon: float) -> tuple[Array, Array, Array]:
+def _norm_in_simple_ops(
+    x: Array, gamma: Array, beta: Array, axes: tuple[int, ...], count: int, epsilon: float
+) -> tuple[Array, Array, Array]:
     mean = multiply(sum_over(x, axes, keepdims=True), 1.0 / count)
     centred = subtract(x, mean)
     rstd = power(add(multiply(sum_over(power(centred, 2), axes, keepdims=True), 1.0 / count), epsilon), -0.5)
     return add(multiply(multiply(centred, rstd), gamma), beta), mean, rstd
 
 
-def _norm_grad_plainly(
+def _norm_grad_in_simple_ops(
     g: Array, x: Array, mean: Array, rstd: Array, gamma: Array, *, axes: tuple[int, ...], over: tuple[int, ...], count: int
 ) -> tuple[Array, Array, Array]:
     hat = multiply(subtract(x, mean), rstd)

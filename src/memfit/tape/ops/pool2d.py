@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from memfit.core.errors import BadInput
-from memfit.tape.array import Array, Node, only
+from memfit.tape.array import Array, Node, get_only
 from memfit.tape.array_view import Data, Shape, Spec
 
 _POSITION = np.dtype(np.uint8)
@@ -35,7 +35,7 @@ def max_pool2d(x: Array, size: int, stride: int | None = None) -> Array:
             np.copyto(position, k, where=mask, casting="unsafe")
 
     def vjp(node: Node, u: Sequence[Array | None]) -> list[Array]:
-        return [_scatter(only(u), node.outputs[1], x.shape, size, stride)]
+        return [_scatter(get_only(u), node.outputs[1], x.shape, size, stride)]
 
     specs = [Spec(out, x.dtype), Spec(out, _POSITION)]
     return x.tape.apply("max_pool2d", [x], specs, kernel, vjp=vjp, scratch=[Spec(out, _MASK)], flops=size * size * specs[0].size)[0]
@@ -52,7 +52,7 @@ def _scatter(g: Array, position: Array, image: Shape, size: int, stride: int) ->
             np.add(part, part_g, out=part)
 
     def vjp(node: Node, u: Sequence[Array | None]) -> list[Array | None]:
-        return [_gather(only(u), node.inputs[1], size, stride), None]
+        return [_gather(get_only(u), node.inputs[1], size, stride), None]
 
     scratch = [Spec(g.shape, _MASK), g.view.spec]
     return g.tape.apply("max_pool2d_grad", [g, position], [Spec(image, g.dtype)], kernel, vjp=vjp, scratch=scratch)[0]
@@ -66,7 +66,7 @@ def _gather(x: Array, position: Array, size: int, stride: int) -> Array:
             np.copyto(y, part, where=mask)
 
     def vjp(node: Node, u: Sequence[Array | None]) -> list[Array | None]:
-        return [_scatter(only(u), node.inputs[1], x.shape, size, stride), None]
+        return [_scatter(get_only(u), node.inputs[1], x.shape, size, stride), None]
 
     return x.tape.apply(
         "max_pool2d_gather", [x, position], [Spec(position.shape, x.dtype)], kernel, vjp=vjp, scratch=[Spec(position.shape, _MASK)]
@@ -84,12 +84,12 @@ def avg_pool2d(x: Array, size: int, stride: int | None = None) -> Array:
         np.multiply(outputs[0], 1.0 / (size * size), out=outputs[0])
 
     def vjp(node: Node, u: Sequence[Array | None]) -> list[Array]:
-        return [_spread(only(u), node.inputs[0].shape, size, stride)]
+        return [_spread_gradient(get_only(u), node.inputs[0].shape, size, stride)]
 
     return x.tape.apply("avg_pool2d", [x], [Spec(out, x.dtype)], kernel, vjp=vjp, flops=x.size)[0]
 
 
-def _spread(g: Array, image: Shape, size: int, stride: int) -> Array:
+def _spread_gradient(g: Array, image: Shape, size: int, stride: int) -> Array:
     def kernel(inputs: Sequence[Data], outputs: Sequence[Data], _: Sequence[Data]) -> None:
         outputs[0][...] = 0
         for part in _parts(outputs[0], inputs[0].shape, size, stride):
@@ -97,7 +97,7 @@ def _spread(g: Array, image: Shape, size: int, stride: int) -> Array:
         np.multiply(outputs[0], 1.0 / (size * size), out=outputs[0])
 
     def vjp(_: Node, u: Sequence[Array | None]) -> list[Array]:
-        return [avg_pool2d(only(u), size, stride)]
+        return [avg_pool2d(get_only(u), size, stride)]
 
     return g.tape.apply("avg_pool2d_grad", [g], [Spec(image, g.dtype)], kernel, vjp=vjp)[0]
 

@@ -1,4 +1,4 @@
-"""Means and variances, in terms of sums."""
+"""Means, in terms of sums."""
 
 from __future__ import annotations
 
@@ -6,15 +6,10 @@ from collections.abc import Sequence
 from math import prod
 
 from memfit.tape.array import Array
-from memfit.tape.ops.broadcast import chosen_axes, sum_over
-from memfit.tape.ops.elementwise import multiply, power, subtract
+from memfit.tape.ops.broadcast import resolve_axes, sum_over
+from memfit.tape.ops.elementwise import multiply
 
 
 def mean_over(x: Array, axes: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Array:
-    count = prod(x.shape[a] for a in chosen_axes(x, axes))
+    count = prod(x.shape[a] for a in resolve_axes(x, axes))
     return multiply(sum_over(x, axes, keepdims=keepdims), 1.0 / max(count, 1))
-
-
-def variance_over(x: Array, axes: int | Sequence[int] | None = None, *, keepdims: bool = False) -> Array:
-    """The mean squared distance from the mean (not Bessel's)."""
-    return mean_over(power(subtract(x, mean_over(x, axes, keepdims=True)), 2), axes, keepdims=keepdims)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from memfit.core.errors import BadInput, Unsupported
-from memfit.tape.array import Array, Node, only
+from memfit.tape.array import Array, Node, get_only
 from memfit.tape.array_view import Data, Spec, normal_axis
 from memfit.tape.ops.broadcast import reshape
 from memfit.tape.ops.fill import zeros_like
@@ -22,7 +22,7 @@ from memfit.tape.ops.fill import zeros_like
 def transpose(x: Array, axes: Sequence[int] | None = None) -> Array:
     order = tuple(reversed(range(x.ndim))) if axes is None else tuple(normal_axis(a, x.ndim) for a in axes)
     inverse = tuple(order.index(k) for k in range(x.ndim))
-    return x.tape.look("transpose", x, [x.view.transpose(order)], lambda _, u: [transpose(only(u), inverse)])[0]
+    return x.tape.look("transpose", x, [x.view.transpose(order)], lambda _, u: [transpose(get_only(u), inverse)])[0]
 
 
 def swap_axes(x: Array, a: int, b: int) -> Array:
@@ -36,7 +36,7 @@ def narrow(x: Array, axis: int, start: int, stop: int) -> Array:
     """The half-open range [start, stop) of one axis."""
     axis = normal_axis(axis, x.ndim)
     length = x.shape[axis]
-    return x.tape.look("narrow", x, [x.view.narrow(axis, start, stop)], lambda _, u: [embed(only(u), axis, start, length)])[0]
+    return x.tape.look("narrow", x, [x.view.narrow(axis, start, stop)], lambda _, u: [embed(get_only(u), axis, start, length)])[0]
 
 
 def embed(x: Array, axis: int, start: int, length: int) -> Array:
@@ -49,7 +49,7 @@ def embed(x: Array, axis: int, start: int, length: int) -> Array:
         outputs[0][...] = 0
         np.copyto(outputs[0][inside], inputs[0])
 
-    return x.tape.apply("embed", [x], [Spec(shape, x.dtype)], kernel, vjp=lambda _, u: [narrow(only(u), axis, start, stop)], flops=0)[0]
+    return x.tape.apply("embed", [x], [Spec(shape, x.dtype)], kernel, vjp=lambda _, u: [narrow(get_only(u), axis, start, stop)], flops=0)[0]
 
 
 def split(x: Array, sections: int, axis: int = -1) -> tuple[Array, ...]:
@@ -80,7 +80,7 @@ def concatenate(parts: Sequence[Array], axis: int = 0) -> Array:
         np.concatenate(inputs, axis=axis, out=outputs[0])
 
     def vjp(_: Node, u: Sequence[Array | None]) -> list[Array | None]:
-        return [narrow(only(u), axis, start, stop) for start, stop in pairwise(bounds)]
+        return [narrow(get_only(u), axis, start, stop) for start, stop in pairwise(bounds)]
 
     return parts[0].tape.apply("concatenate", list(parts), [Spec(shape, parts[0].dtype)], kernel, vjp=vjp, flops=0)[0]
 

@@ -110,7 +110,7 @@ class BookedRun:
                 self.running.pop(task)
                 broken = True
             else:
-                self._ended(task, address, size)
+                self._handle_end(task, address, size)
         if broken:
             self._repair(self.workers.known - set(self.workers.threads()))
 
@@ -143,7 +143,7 @@ class BookedRun:
                 refused += 1
 
     def _may_start(self, k: int, extra: int) -> bool:
-        """What is done with but still lies on the workers counts, until it is in the way: then it is discarded first."""
+        """Values that nobody reads any more count while they lie on a worker; where they are in the way they are discarded first."""
         if self.booking.may_start(k, extra + self.litter_bytes):
             return True
         if not self.litter or not self.booking.may_start(k, extra):
@@ -178,7 +178,7 @@ class BookedRun:
         self.workers.start(task, self.name(task), self.calls[task], sources, address)
 
     def _force_next(self) -> None:
-        """Nothing runs and nothing may start: only copies can be in the way, so the inputs of the next task are moved together."""
+        """For when nothing runs and nothing may start: only copies of inputs are in the way, so the next task's inputs are moved to one worker."""
         for _ in range(_PATIENCE):
             if self._free_slots():
                 break
@@ -207,7 +207,7 @@ class BookedRun:
 
     # -- ending ------------------------------------------------------------------------------------------------------
 
-    def _ended(self, task: int, address: str, size: int) -> None:
+    def _handle_end(self, task: int, address: str, size: int) -> None:
         _, extra = self.running.pop(task)
         k = self.local[task]
         self.where[task] = address
@@ -260,7 +260,7 @@ class BookedRun:
         self.alive = self.workers.threads()
         self._discard_litter()
         self.where = {task: a for task, a in self.where.items() if a in self.alive}
-        todo = self._todo()
+        todo = self._list_todo()
         useful = {s for t in todo for s in self.inputs[t] if s not in todo} | {t for t in self.where if self.graph.item_kept[t]} - todo
         try:
             self._plan(sorted(todo), sorted(useful))
@@ -272,7 +272,7 @@ class BookedRun:
         for task in todo:
             self.attempt[task] = self.attempt.get(task, 0) + 1
 
-    def _todo(self) -> set[int]:
+    def _list_todo(self) -> set[int]:
         """Tasks not done, tasks whose kept output is gone, and what must run again to feed them."""
         kept = self.graph.item_kept
         stack = [t for t in range(self.graph.num_tasks) if t not in self.done or (kept[t] and t not in self.where)]

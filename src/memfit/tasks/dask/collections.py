@@ -29,7 +29,7 @@ from memfit.core.errors import BadInput, NoPlanFound, Unsupported
 from memfit.core.units import parse_bytes
 from memfit.tasks.api import schedule
 from memfit.tasks.dask.booked_run import BookedRun, Workers
-from memfit.tasks.dask.sizes import closure, run_here, topological
+from memfit.tasks.dask.sizes import choose_samples, run_here, sort_topologically
 from memfit.tasks.dask.worker import Call, InputLost, discard, execute, forget, move_in, move_out, read_back, store, write_out
 from memfit.tasks.graph import TaskGraph, task_graph
 from memfit.tasks.judge import SpillPlan
@@ -83,11 +83,11 @@ def measure(*collections: Any, per_group: int | None = 1) -> Measured:
     None runs every task. The largest value of a group stands for those of it that did not run.
     """
     nodes, _, _ = _flatten(collections)
-    order = topological(nodes)
+    order = sort_topologically(nodes)
     groups: dict[str, list[Key]] = {}
     for key in order:
         groups.setdefault(key_split(key), []).append(key)
-    wanted = set(nodes) if per_group is None else closure(nodes, order, groups, per_group)
+    wanted = set(nodes) if per_group is None else choose_samples(nodes, order, groups, per_group)
     size, memory, seconds = run_here(nodes, [k for k in order if k in wanted], sizeof)
     for members in groups.values():
         ran = [k for k in members if k in size]
@@ -103,7 +103,7 @@ def workload(*collections: Any, sizes: Measured | Mapping[Key, int] | None = Non
     """The collections as a task graph. Without `sizes` a sampling run measures them (see `measure`)."""
     nodes, results, repack = _flatten(collections)
     measured = measure(*collections) if sizes is None else sizes if isinstance(sizes, Measured) else Measured(output_bytes=sizes)
-    keys = tuple(topological(nodes))
+    keys = tuple(sort_topologically(nodes))
     position = {key: i for i, key in enumerate(keys)}
     missing = [key for key in keys if key not in measured.output_bytes]
     if missing:
@@ -202,15 +202,15 @@ def compute(
     try:
         if short:
             assert limit is not None
-            return _spilling(client, work, outcome, limit, folder, begin)
+            return _run_spilling(client, work, outcome, limit, folder, begin)
         if wanted == 1:
-            values, restarts = _chained(client, work, outcome.order, None, folder)
+            values, restarts = _run_in_order(client, work, outcome.order, None, folder)
             return Done(
                 values=work.repack(values), outcome=outcome, mode="edges", seconds=time.perf_counter() - begin,
                 peak_booked_bytes=outcome.peak_bytes or 0,
                 restarts=restarts,
             )  # fmt: skip
-        return _booked(client, work, outcome, limit, wanted, folder, begin)
+        return _run_booked(client, work, outcome, limit, wanted, folder, begin)
     finally:
         if spill_directory is None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -219,16 +219,16 @@ def compute(
 # -- one processor: precedence edges -------------------------------------------------------------------------------
 
 
-def _spilling(client: Any, work: Workload, outcome: TaskOutcome, limit: int, folder: str, begin: float) -> Done:
+def _run_spilling(client: Any, work: Workload, outcome: TaskOutcome, limit: int, folder: str, begin: float) -> Done:
     plan = spill_plan(work.graph, outcome.order, limit, divisible=False)
-    values, restarts = _chained(client, work, plan.order, plan, folder)
+    values, restarts = _run_in_order(client, work, plan.order, plan, folder)
     return Done(
         values=work.repack(values), outcome=outcome, mode="edges+spill", seconds=time.perf_counter() - begin,
         peak_booked_bytes=plan.peak_bytes, written_bytes=plan.written_bytes, restarts=restarts,
     )  # fmt: skip
 
 
-def chained_graph(
+def chain_tasks(
     work: Workload, order: Iterable[int], plan: SpillPlan | None, folder: str
 ) -> tuple[dict[Key, GraphNode], list[Key], list[bool]]:
     """The Dask graph in which every step waits for the one before; the keys of the results, and which of them are spilled files."""
@@ -271,29 +271,29 @@ def _load(path: str, *_: Any) -> Any:
     return read_back(path)
 
 
-def _chained(client: Any, work: Workload, order: Iterable[int], plan: SpillPlan | None, folder: str) -> tuple[list[Any], int]:
+def _run_in_order(client: Any, work: Workload, order: Iterable[int], plan: SpillPlan | None, folder: str) -> tuple[list[Any], int]:
     """Submit everything at once, pinned to one worker so that nothing is copied; if that one is lost, again on another.
 
     Returns the values of the results, and how often it began again. The order being a chain, Dask would redo all of it too.
     """
     steps_in_order = tuple(order)
     for restarts in range(_MOST_RESTARTS):
-        home = _home(client)
-        steps, results, spilled = chained_graph(work, steps_in_order, plan, folder)
+        home = _choose_worker(client)
+        steps, results, spilled = chain_tasks(work, steps_in_order, plan, folder)
         futures = client.get(steps, results, sync=False, workers=[home], allow_other_workers=False)
-        if _finished(client, futures, home):
+        if _wait_for_end(client, futures, home):
             values = client.gather(futures)
             return [read_back(value) if is_file else value for value, is_file in zip(values, spilled, strict=True)], restarts
         client.cancel(futures, force=True)
     raise NoPlanFound(f"workers were lost {_MOST_RESTARTS} times during this run: find out why they die (memory outside the tasks?).")
 
 
-def _home(client: Any) -> str:
+def _choose_worker(client: Any) -> str:
     client.wait_for_workers(1, timeout=_PATIENCE_S)
     return str(min(client.nthreads()))
 
 
-def _finished(client: Any, futures: list[Any], home: str) -> bool:
+def _wait_for_end(client: Any, futures: list[Any], home: str) -> bool:
     """Wait for the end; False when the worker went away before it."""
     from distributed import wait
 
@@ -309,7 +309,7 @@ def _finished(client: Any, futures: list[Any], home: str) -> bool:
 # -- P processors: booked memory -----------------------------------------------------------------------------------
 
 
-def _booked(client: Any, work: Workload, outcome: TaskOutcome, limit: int | None, processors: int, folder: str, begin: float) -> Done:
+def _run_booked(client: Any, work: Workload, outcome: TaskOutcome, limit: int | None, processors: int, folder: str, begin: float) -> Done:
     bound = limit if limit is not None else outcome.peak_bytes or 0
     workers = DaskWorkers(client, folder)
     calls = [Call(work.nodes[key], [name for name, _ in mine]) for key, mine in zip(work.keys, work.inputs, strict=True)]
@@ -335,14 +335,14 @@ class DaskWorkers(Workers):
     def __init__(self, client: Any, folder: str) -> None:
         self.client, self.folder, self.token = client, folder, uuid.uuid4().hex[:12]
         self.pending: dict[Any, tuple[int, str]] = {}
-        client.register_plugin(_fetch_plugin())
+        client.register_plugin(_make_fetch_plugin())
 
     def threads(self) -> dict[str, int]:
         return dict(self.client.nthreads())
 
     def start(self, task: int, key: str, call: Call, sources: list[tuple[str, str]], address: str) -> None:
         future = self.client.submit(
-            _on_worker, self.token, key, call, sources, key=f"{key}-{uuid.uuid4().hex[:8]}",
+            _run_on_worker, self.token, key, call, sources, key=f"{key}-{uuid.uuid4().hex[:8]}",
             workers=[address], allow_other_workers=False, pure=False, retries=0,
         )  # fmt: skip
         self.pending[future] = (task, address)
@@ -388,7 +388,7 @@ class DaskWorkers(Workers):
         self._call(partial(move_in, self.token, key, path), target)
 
     def take(self, key: str, address: str) -> Any:
-        return self._call(partial(_value, self.token, key), address)
+        return self._call(partial(_read_value, self.token, key), address)
 
     def _call(self, function: Callable[[], Any], address: str) -> Any:
         """At once, not through the task queue."""
@@ -402,11 +402,11 @@ class DaskWorkers(Workers):
         self.client.run(forget, self.token, on_error="ignore")
 
 
-def _value(run: str, key: str) -> Any:
+def _read_value(run: str, key: str) -> Any:
     return store(run)[key]
 
 
-def _on_worker(run: str, key: str, call: Call, sources: list[tuple[str, str]]) -> int:
+def _run_on_worker(run: str, key: str, call: Call, sources: list[tuple[str, str]]) -> int:
     from distributed import get_worker
     from distributed.utils import sync
 
@@ -424,7 +424,7 @@ def _on_worker(run: str, key: str, call: Call, sources: list[tuple[str, str]]) -
     return execute(run, key, call, sources, worker.address, fetch, sizeof)
 
 
-def _fetch_plugin() -> Any:
+def _make_fetch_plugin() -> Any:
     """Workers answer each other's requests for a value; new workers get the plugin when they join."""
     from distributed.diagnostics.plugin import WorkerPlugin
     from distributed.protocol import to_serialize

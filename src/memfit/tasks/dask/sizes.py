@@ -25,7 +25,7 @@ class Node(Protocol):
     def __call__(self, values: Mapping[Key, Any]) -> Any: ...
 
 
-def topological(nodes: Mapping[Key, Node]) -> list[Key]:
+def sort_topologically(nodes: Mapping[Key, Node]) -> list[Key]:
     """A topological order."""
     missing = {key: len(node.dependencies) for key, node in nodes.items()}
     readers: dict[Key, list[Key]] = {}
@@ -44,7 +44,7 @@ def topological(nodes: Mapping[Key, Node]) -> list[Key]:
     return order
 
 
-def closure(nodes: Mapping[Key, Node], order: list[Key], groups: Mapping[str, list[Key]], per_group: int) -> set[Key]:
+def choose_samples(nodes: Mapping[Key, Node], order: list[Key], groups: Mapping[str, list[Key]], per_group: int) -> set[Key]:
     """Of each group the tasks with the fewest ancestors, and those ancestors."""
     above: dict[Key, set[Key]] = {}
     for key in order:

@@ -1,7 +1,7 @@
 """What runs on a worker: a store of outputs by key, and the functions that fill, read, empty, write out and read back.
 
     driver ── execute(task, inputs at ...) ──> worker 1: take own values, fetch others, compute, keep the output
-           ── discard(keys) ──────────────────> worker 2: gone at once, not when a garbage collector of an engine feels like it
+           ── discard(keys) ──────────────────> worker 2: gone at once, without waiting for garbage collection
 
 Knows no engine: the fetch function and the address come from the caller. Values never travel through the driver.
 """
@@ -23,7 +23,7 @@ _STORES: dict[str, dict[Key, Any]] = {}
 
 
 class InputLost(Exception):
-    """A value is not where it was: its worker is gone."""
+    """A value cannot be read because its worker is gone."""
 
 
 class Call:
@@ -38,7 +38,7 @@ class Call:
 
 
 def compact(value: Any) -> Any:
-    """A slice of an array keeps all of it alive: copied when that is much more, so that a value is as large as it says."""
+    """A copy of a slice whose array is much larger, because a slice keeps all of its array alive; any other value as it is."""
     if isinstance(value, np.ndarray) and isinstance(value.base, np.ndarray) and value.base.nbytes > 1.25 * value.nbytes:
         return value.copy()
     return value

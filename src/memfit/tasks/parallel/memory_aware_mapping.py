@@ -18,7 +18,7 @@ from memfit.core.units import format_bytes
 from memfit.tasks.graph import Floats, Ints
 from memfit.tasks.judge import Run
 from memfit.tasks.parallel.mapping import place
-from memfit.tasks.parallel.proportional_mapping import split
+from memfit.tasks.parallel.proportional_mapping import share_processors
 from memfit.tasks.sequential.postorder import subtree_peaks
 from memfit.tasks.trees.tree import Tree
 
@@ -60,7 +60,7 @@ def _assign(
         size = len(children) if not at and _fits(tree, children, processors, memory, peaks) else 0
         size = size or _group_size(tree, children, at, processors, memory, peaks, rest_peak)
         taken = children[at : at + size]
-        parts = split(tree, taken, processors).tolist()
+        parts = share_processors(tree, taken, processors).tolist()
         for child, part in zip(taken, parts, strict=True):
             share[child], group[child], limit[child] = part, number, memory * part / processors if size > 1 else memory
         memory -= int(tree.output_bytes[taken].sum())
@@ -82,7 +82,7 @@ def _group_size(tree: Tree, children: list[int], at: int, processors: float, mem
 def _fits(tree: Tree, children: list[int], processors: float, memory: float, peaks: list[int]) -> bool:
     if len(children) == 1:
         return peaks[children[0]] <= memory
-    parts = split(tree, children, processors)
+    parts = share_processors(tree, children, processors)
     return all(peaks[c] <= memory * part / processors for c, part in zip(children, parts.tolist(), strict=True))
 
 

@@ -21,11 +21,11 @@ def proportional(tree: Tree, processors: int) -> list[Run]:
     for node in tree.postorder[::-1].tolist():
         children = tree.children.of(node)
         if children:
-            share[children] = split(tree, children, float(share[node]))
+            share[children] = share_processors(tree, children, float(share[node]))
     return place(tree, share, np.zeros(tree.num_nodes, np.int64), tree.postorder)
 
 
-def split(tree: Tree, children: list[int], processors: float) -> Floats:
+def share_processors(tree: Tree, children: list[int], processors: float) -> Floats:
     """Shares by subtree work; subtrees without any work share equally what is left over, which is a vanishing part."""
     work = tree.subtree_time[children]
     least = max(float(work.max()), 1e-9) * 1e-9

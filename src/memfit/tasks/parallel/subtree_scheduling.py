@@ -20,7 +20,7 @@ from memfit.tasks.trees.tree import Tree
 
 
 def par_subtrees(tree: Tree, processors: int) -> list[Run]:
-    roots = _split(tree, processors)
+    roots = _split_tree(tree, processors)
     order, _ = liu_order(tree)
     owner = _owners(tree, roots)
     lanes: dict[int, list[int]] = {r: [] for r in roots}
@@ -44,7 +44,7 @@ def _serial(tree: Tree, tasks: list[int], now: float, runs: list[Run]) -> float:
     return now
 
 
-def _split(tree: Tree, processors: int) -> list[int]:
+def _split_tree(tree: Tree, processors: int) -> list[int]:
     """Roots of the subtrees that run in parallel: the best stage of splitting the heaviest subtree again and again."""
     work = tree.subtree_time.tolist()
     total = work[tree.root]

@@ -12,14 +12,14 @@ import time
 import numpy as np
 
 from memfit.tasks.graph import Ints, TaskGraph
-from memfit.tasks.sequential.bit_masks import as_masks
+from memfit.tasks.sequential.bit_masks import make_masks
 
 _State = tuple[int, int, int, tuple[int, ...], object]  # peak, held, done, ready tasks, trace as nested pairs
 
 
 def beam_order(graph: TaskGraph, *, width: int = 32, time_limit_s: float = 10.0) -> tuple[Ints, int] | None:
     """An order and its peak, or None when time ran out before the last task."""
-    masks, deadline = as_masks(graph), time.monotonic() + time_limit_s
+    masks, deadline = make_masks(graph), time.monotonic() + time_limit_s
     first = tuple(t for t in range(graph.num_tasks) if not masks.before[t])
     states: list[_State] = [(masks.initial_bytes, masks.initial_bytes, 0, first, None)]
     for _ in range(graph.num_tasks):

@@ -28,7 +28,7 @@ class Masks:
         return held
 
 
-def as_masks(graph: TaskGraph) -> Masks:
+def make_masks(graph: TaskGraph) -> Masks:
     n = graph.num_tasks
     size, kept = graph.item_bytes.tolist(), graph.item_kept.tolist()
     everyone = [sum(1 << r for r in graph.readers.of(k)) for k in range(len(size))]

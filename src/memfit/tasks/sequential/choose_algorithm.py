@@ -26,10 +26,10 @@ from memfit.tasks.sequential.greedy import greedy_order
 from memfit.tasks.sequential.liu import liu_order
 from memfit.tasks.sequential.local_search import improve_order
 from memfit.tasks.sequential.minmem import minmem_order
-from memfit.tasks.sequential.out_tree import as_out_tree, out_tree_order
+from memfit.tasks.sequential.out_tree import out_tree_order, recognize_out_tree
 from memfit.tasks.sequential.postorder import best_postorder
 from memfit.tasks.sequential.series_parallel import series_parallel_order
-from memfit.tasks.trees.tree import Tree, as_tree
+from memfit.tasks.trees.tree import Tree, recognize_tree
 
 TREE_ALGORITHMS = ("liu", "minmem", "postorder")
 DAG_ALGORITHMS = ("exact", "cpsat", "greedy", "beam", "local-search")
@@ -63,71 +63,71 @@ def solve(
     if algorithm not in ("auto", *SEQUENTIAL):
         raise BadInput(f"algorithm {algorithm!r} is not one for one processor: choose auto, {', '.join(SEQUENTIAL)}.")
     if not graph.num_tasks:
-        return _proven(graph, graph.topological_order, algorithm)
-    tree = as_tree(graph)
+        return _accept_as_optimal(graph, graph.topological_order, algorithm)
+    tree = recognize_tree(graph)
     if algorithm in TREE_ALGORITHMS:
-        return _on_tree(graph, _need(tree, algorithm, "an in-tree (every output has one reader)"), algorithm)
+        return _solve_tree(graph, _require(tree, algorithm, "an in-tree (every output has one reader)"), algorithm)
     if algorithm in DAG_ALGORITHMS:
-        return _on_dag(graph, algorithm, time_limit_s, seed)
+        return _solve_dag(graph, algorithm, time_limit_s, seed)
     if algorithm == "auto" and tree is not None:
-        return _on_tree(graph, tree, "liu")
-    special = _special(graph, algorithm)
-    return special if special is not None else _auto(graph, time_limit_s, seed, progress or (lambda _: None))
+        return _solve_tree(graph, tree, "liu")
+    special = _solve_special(graph, algorithm)
+    return special if special is not None else _solve_any(graph, time_limit_s, seed, progress or (lambda _: None))
 
 
-def _need(tree: Tree | None, algorithm: str, what: str) -> Tree:
+def _require(tree: Tree | None, algorithm: str, what: str) -> Tree:
     if tree is None:
         raise BadInput(f"algorithm {algorithm} needs {what}, which this graph is not: choose auto.")
     return tree
 
 
-def _special(graph: TaskGraph, algorithm: str) -> Solution | None:
+def _solve_special(graph: TaskGraph, algorithm: str) -> Solution | None:
     """Out-trees and series-parallel graphs, asked for or found."""
     if algorithm in ("auto", "out-tree"):
-        mirror = as_out_tree(graph)
+        mirror = recognize_out_tree(graph)
         if mirror is not None:
             order, _ = out_tree_order(mirror)
-            return _proven(graph, order, "out-tree")
+            return _accept_as_optimal(graph, order, "out-tree")
         if algorithm == "out-tree":
-            _need(None, algorithm, "an out-tree whose items have one reader each (give edges their own bytes)")
+            _require(None, algorithm, "an out-tree whose items have one reader each (give edges their own bytes)")
     if graph.num_tasks <= _SP_LIMIT:
         found = series_parallel_order(graph)
         if found is not None:
-            return _proven(graph, found[0], "series-parallel")
+            return _accept_as_optimal(graph, found[0], "series-parallel")
     if algorithm == "series-parallel":
-        _need(None, algorithm, "a series-parallel graph whose items have one reader each (give edges their own bytes)")
+        _require(None, algorithm, "a series-parallel graph whose items have one reader each (give edges their own bytes)")
     return None
 
 
-def _proven(graph: TaskGraph, order: Ints, algorithm: str) -> Solution:
+def _accept_as_optimal(graph: TaskGraph, order: Ints, algorithm: str) -> Solution:
     peak = judge_order(graph, order).peak_bytes
     return Solution(order=order, peak_bytes=peak, lower_bound_bytes=peak, algorithm=algorithm)
 
 
-def _on_tree(graph: TaskGraph, tree: Tree, algorithm: str) -> Solution:
+def _solve_tree(graph: TaskGraph, tree: Tree, algorithm: str) -> Solution:
     if algorithm == "postorder":
         order, _ = best_postorder(tree)
         return Solution(
             order=order, peak_bytes=judge_order(graph, order).peak_bytes, lower_bound_bytes=liu_order(tree)[1], algorithm=algorithm
         )
     order, _ = liu_order(tree) if algorithm == "liu" else minmem_order(tree)
-    return _proven(graph, order, algorithm)
+    return _accept_as_optimal(graph, order, algorithm)
 
 
-def _on_dag(graph: TaskGraph, algorithm: str, time_limit_s: float, seed: int) -> Solution:
+def _solve_dag(graph: TaskGraph, algorithm: str, time_limit_s: float, seed: int) -> Solution:
     order, peak = greedy_order(graph)
     start = Solution(order=order, peak_bytes=peak, lower_bound_bytes=peak_lower_bound(graph), algorithm=algorithm)
     if algorithm == "exact":
-        return _search(graph, start, time_limit_s)
+        return _run_exact_search(graph, start, time_limit_s)
     if algorithm == "beam":
-        return _better(graph, start, _beam(graph, time_limit_s), "beam")
+        return _take_better(graph, start, _run_beam(graph, time_limit_s), "beam")
     if algorithm == "local-search":
         found = improve_order(graph, order, stop_at=start.lower_bound_bytes, time_limit_s=time_limit_s, seed=seed)
-        return _better(graph, start, found[0], algorithm)
-    return _constraint(graph, start, time_limit_s, seed) if algorithm == "cpsat" else start
+        return _take_better(graph, start, found[0], algorithm)
+    return _solve_cp_sat(graph, start, time_limit_s, seed) if algorithm == "cpsat" else start
 
 
-def _auto(graph: TaskGraph, time_limit_s: float, seed: int, progress: Progress) -> Solution:
+def _solve_any(graph: TaskGraph, time_limit_s: float, seed: int, progress: Progress) -> Solution:
     deadline = time.monotonic() + time_limit_s
     order, peak = greedy_order(graph)
     best = Solution(order=order, peak_bytes=peak, lower_bound_bytes=peak_lower_bound(graph), algorithm="greedy")
@@ -137,27 +137,27 @@ def _auto(graph: TaskGraph, time_limit_s: float, seed: int, progress: Progress) 
 
     if not best.optimal and graph.num_tasks <= 2_000:
         progress("beam search")
-        best = _better(graph, best, _beam(graph, left() / 4), "beam")
+        best = _take_better(graph, best, _run_beam(graph, left() / 4), "beam")
     if not best.optimal and graph.num_tasks <= _SEARCH_LIMIT:
         progress("exact search")
-        best = _search(graph, best, left() if graph.num_tasks <= 30 else left() / 2)
+        best = _run_exact_search(graph, best, left() if graph.num_tasks <= 30 else left() / 2)
     if not best.optimal and graph.num_tasks <= 20_000:
         progress("local search")
         found, _ = improve_order(graph, best.order, stop_at=best.lower_bound_bytes, time_limit_s=min(left() / 3, 5.0), seed=seed)
-        best = _better(graph, best, found, "local-search")
+        best = _take_better(graph, best, found, "local-search")
     if not best.optimal and graph.num_tasks <= _CPSAT_LIMIT and cp_sat.is_installed() and left() > 0.5:
         progress("CP-SAT")
-        best = _constraint(graph, best, left(), seed)
+        best = _solve_cp_sat(graph, best, left(), seed)
     return best
 
 
-def _beam(graph: TaskGraph, time_limit_s: float) -> Ints | None:
+def _run_beam(graph: TaskGraph, time_limit_s: float) -> Ints | None:
     width = 64 if graph.num_tasks <= 200 else 16
     found = beam_order(graph, width=width, time_limit_s=time_limit_s)
     return None if found is None else found[0]
 
 
-def _search(graph: TaskGraph, start: Solution, time_limit_s: float) -> Solution:
+def _run_exact_search(graph: TaskGraph, start: Solution, time_limit_s: float) -> Solution:
     """A complete search proves: its order is optimal, or the one it could not beat is."""
     found = exact_order(graph, below=start.peak_bytes, time_limit_s=time_limit_s)
     bound = max(start.lower_bound_bytes, found.lower_bound_bytes)
@@ -167,13 +167,13 @@ def _search(graph: TaskGraph, start: Solution, time_limit_s: float) -> Solution:
     return replace(start, lower_bound_bytes=bound, algorithm="exact" if found.complete else start.algorithm)
 
 
-def _constraint(graph: TaskGraph, start: Solution, time_limit_s: float, seed: int) -> Solution:
+def _solve_cp_sat(graph: TaskGraph, start: Solution, time_limit_s: float, seed: int) -> Solution:
     found = cpsat_order(graph, start.order, start.peak_bytes, start.lower_bound_bytes, time_limit_s=time_limit_s, seed=seed)
-    better = _better(graph, start, found.order, "cpsat")
+    better = _take_better(graph, start, found.order, "cpsat")
     return replace(better, lower_bound_bytes=min(better.peak_bytes, max(start.lower_bound_bytes, found.lower_bound_bytes)))
 
 
-def _better(graph: TaskGraph, start: Solution, order: Ints | None, algorithm: str) -> Solution:
+def _take_better(graph: TaskGraph, start: Solution, order: Ints | None, algorithm: str) -> Solution:
     if order is None:
         return start
     peak = judge_order(graph, order).peak_bytes

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memfit.tasks.graph import Ints, TaskGraph
-from memfit.tasks.sequential.bit_masks import Masks, as_masks
+from memfit.tasks.sequential.bit_masks import Masks, make_masks
 
 MAX_STATES = 400_000
 
@@ -36,7 +36,7 @@ class Searched:
 
 def exact_order(graph: TaskGraph, *, below: int | None = None, max_states: int = MAX_STATES, time_limit_s: float = 10.0) -> Searched:
     """The best order with a peak less than `below` (any, without it), searched within the limits."""
-    masks, deadline = as_masks(graph), time.monotonic() + time_limit_s
+    masks, deadline = make_masks(graph), time.monotonic() + time_limit_s
     full = (1 << graph.num_tasks) - 1
     start = (masks.initial_bytes, 0, 0)
     queue: list[tuple[int, int, int]] = [start]  # peak so far, minus the number done, set done

@@ -17,7 +17,7 @@ import numpy as np
 from memfit.tasks.graph import Ints, TaskGraph
 from memfit.tasks.judge import judge_order
 from memfit.tasks.sequential.liu import liu_order
-from memfit.tasks.trees.tree import joined
+from memfit.tasks.trees.tree import join_roots
 
 
 def greedy_order(graph: TaskGraph) -> tuple[Ints, int]:
@@ -74,7 +74,7 @@ def _forest_ranks(graph: TaskGraph) -> Ints:
         readers = graph.successors.of(task)
         if readers:
             parent[task] = min(readers, key=position.__getitem__)
-    order, _ = liu_order(joined(parent, graph.output_bytes, graph.memory_bytes, graph.time))
+    order, _ = liu_order(join_roots(parent, graph.output_bytes, graph.memory_bytes, graph.time))
     ranks = np.empty(n, np.int64)
     ranks[order] = np.arange(n)
     return ranks

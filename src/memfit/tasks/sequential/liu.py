@@ -24,7 +24,7 @@ def liu_order(tree: Tree) -> tuple[Ints, int]:
     """An optimal order of the tasks and its peak."""
     order = np.empty(tree.num_nodes, np.int64)
     peak = _liu(tree.postorder, tree.children.counts, tree.children_bytes, tree.memory_bytes, tree.output_bytes, order)
-    return tree.only_tasks(order), int(peak) + tree.base_bytes
+    return tree.keep_tasks(order), int(peak) + tree.base_bytes
 
 
 @kernel_above(COMPILE_FROM)

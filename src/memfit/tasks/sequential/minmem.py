@@ -68,7 +68,7 @@ def minmem_order(tree: Tree) -> tuple[Ints, int]:
         available = visits[tree.root].further
         _run(explore, tree.root, available)
     order = np.array(visits[tree.root].trace[::-1], np.int64)
-    return tree.only_tasks(order), int(available) + tree.base_bytes
+    return tree.keep_tasks(order), int(available) + tree.base_bytes
 
 
 def _run(explore: Callable[[int, float], _Call], root: int, available: float) -> None:

@@ -5,7 +5,7 @@
                 b ─┘                        └─> b
 
 Holds for items that have one reader each and are freed by it. A task whose one output is read by several others, or a
-leaf whose output stays to the end, is outside of that theorem: `as_out_tree` then says no, and `series_parallel.py` or
+leaf whose output stays to the end, is outside of that theorem: `recognize_out_tree` then gives None, and `series_parallel.py` or
 the search over closed sets takes over.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from memfit.tasks.graph import Ints, TaskGraph
 from memfit.tasks.sequential.liu import liu_order
-from memfit.tasks.trees.tree import Tree, joined
+from memfit.tasks.trees.tree import Tree, join_roots
 
 
 def out_tree_order(mirror: Tree) -> tuple[Ints, int]:
@@ -24,7 +24,7 @@ def out_tree_order(mirror: Tree) -> tuple[Ints, int]:
     return order[::-1].copy(), peak
 
 
-def as_out_tree(graph: TaskGraph) -> Tree | None:
+def recognize_out_tree(graph: TaskGraph) -> Tree | None:
     """The mirror image as an in-tree: every task has at most one predecessor, every item exactly one reader. Or None."""
     n, counts = graph.num_tasks, graph.readers.counts
     sized = graph.item_bytes > 0
@@ -36,4 +36,4 @@ def as_out_tree(graph: TaskGraph) -> Tree | None:
     parent[graph.edges[:, 1]] = graph.edges[:, 0]
     carried = np.zeros(n, np.int64)  # bytes each task reads: its file in the mirror image
     np.add.at(carried, graph.readers.ids[graph.readers.ptr[:-1][sized]], graph.item_bytes[sized])
-    return joined(parent, carried, graph.memory_bytes, graph.time)
+    return join_roots(parent, carried, graph.memory_bytes, graph.time)

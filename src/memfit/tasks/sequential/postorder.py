@@ -21,7 +21,7 @@ def best_postorder(tree: Tree) -> tuple[Ints, int]:
     peaks, sorted_children = subtree_peaks(tree)
     order = np.empty(tree.num_nodes, np.int64)
     _walk(order, tree.children.ptr, sorted_children, tree.root)
-    return tree.only_tasks(order), int(peaks[tree.root]) + tree.base_bytes
+    return tree.keep_tasks(order), int(peaks[tree.root]) + tree.base_bytes
 
 
 def subtree_peaks(tree: Tree) -> tuple[Ints, Ints]:

@@ -8,7 +8,7 @@
     before the cut  the same, on the branches read backwards
 
 A graph with several sources or sinks gets a virtual one; what stays to the end is read by the virtual sink. A task whose
-output is shared by several readers has no place in this model (its bytes would be counted per branch): `as_chain` says no.
+output is shared by several readers has no place in this model (its bytes would be counted per branch): `_single_reader_edges` gives None.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from memfit.tasks.graph import Ints, TaskGraph
 
 
 @dataclass(frozen=True, slots=True)
-class _Chain:
+class _Line:
     """A linearised part between two tasks. `cuts[k]` bytes flow through after its first k tasks, `hills[k]` while k runs."""
 
     tasks: tuple[int, ...]
@@ -64,17 +64,17 @@ def _single_reader_edges(graph: TaskGraph) -> dict[tuple[int, int], int] | None:
     return weights
 
 
-def _reduce(graph: TaskGraph, edges: dict[tuple[int, int], int]) -> _Chain | None:
+def _reduce(graph: TaskGraph, edges: dict[tuple[int, int], int]) -> _Line | None:
     """Series and parallel reductions until one edge from source to sink is left; every edge carries its chain."""
     n = graph.num_tasks
     source, sink = n, n + 1
-    out: dict[int, dict[int, _Chain]] = defaultdict(dict)
+    out: dict[int, dict[int, _Line]] = defaultdict(dict)
     into: dict[int, set[int]] = defaultdict(set)
     for (a, b), size in edges.items():
-        out[a][b] = _Chain((), (), (size,))
+        out[a][b] = _Line((), (), (size,))
         into[b].add(a)
     ready = [t for t in range(n) if len(out[t]) == 1 and len(into[t]) == 1]
-    waiting: dict[tuple[int, int], list[_Chain]] = defaultdict(list)  # parallel branches, merged together once all are there
+    waiting: dict[tuple[int, int], list[_Line]] = defaultdict(list)  # parallel branches, merged together once all are there
     memory = graph.memory_bytes
     while ready or waiting:
         if not ready:
@@ -93,7 +93,7 @@ def _reduce(graph: TaskGraph, edges: dict[tuple[int, int], int]) -> _Chain | Non
         into[b].discard(task)
         into[task].clear()
         hill = left.cuts[-1] + int(memory[task]) + right.cuts[0]
-        chain = _Chain((*left.tasks, task, *right.tasks), (*left.hills, hill, *right.hills), (*left.cuts, *right.cuts))
+        chain = _Line((*left.tasks, task, *right.tasks), (*left.hills, hill, *right.hills), (*left.cuts, *right.cuts))
         if b in out[a] or (a, b) in waiting:
             waiting[a, b].append(chain)
         else:
@@ -103,22 +103,20 @@ def _reduce(graph: TaskGraph, edges: dict[tuple[int, int], int]) -> _Chain | Non
     return whole if whole is not None and len(whole.tasks) == n else None
 
 
-def _is_inner(
-    task: int, out: dict[int, dict[int, _Chain]], into: dict[int, set[int]], waiting: dict[tuple[int, int], list[_Chain]]
-) -> bool:
+def _is_inner(task: int, out: dict[int, dict[int, _Line]], into: dict[int, set[int]], waiting: dict[tuple[int, int], list[_Line]]) -> bool:
     if len(out[task]) != 1 or len(into[task]) != 1:
         return False
     (b,), (a,) = out[task], into[task]
     return (task, b) not in waiting and (a, task) not in waiting
 
 
-def _parallel(branches: list[_Chain]) -> _Chain:
+def _parallel(branches: list[_Line]) -> _Line:
     """All branches between the same two tasks, merged into one."""
     at = [min(range(len(c.cuts)), key=c.cuts.__getitem__) for c in branches]
     base = sum(c.cuts[k] for c, k in zip(branches, at, strict=True))
     after = _merge([(c.tasks[k:], c.hills[k:], c.cuts[k:]) for c, k in zip(branches, at, strict=True)], base)
     before = _merge([(c.tasks[:k][::-1], c.hills[:k][::-1], c.cuts[: k + 1][::-1]) for c, k in zip(branches, at, strict=True)], base)
-    return _Chain(
+    return _Line(
         (*before[0][::-1], *after[0]),
         (*before[1][::-1], *after[1]),
         (*before[2][:0:-1], *after[2]),

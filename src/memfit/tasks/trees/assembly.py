@@ -49,7 +49,7 @@ def assembly_tree(matrix: Any, ordering: str | Ints = "metis", amalgamation: flo
     columns = np.ones(n, np.int64)
     if amalgamation is not None:
         parent, columns, counts = _amalgamate(parent, counts, amalgamation)
-    return _as_tasks(parent, columns, counts)
+    return _make_tasks(parent, columns, counts)
 
 
 def _pattern(matrix: Any) -> Any:
@@ -145,7 +145,7 @@ def _merge(parent: Ints, owner: Ints, columns: Ints, order: Ints, children: Ints
             children[p] += children[c] - 1
 
 
-def _as_tasks(parent: Ints, columns: Ints, order: Ints) -> TaskGraph:
+def _make_tasks(parent: Ints, columns: Ints, order: Ints) -> TaskGraph:
     rest = order - columns
     eta, mu = columns.astype(np.float64), order.astype(np.float64)
     flops = 2 / 3 * eta**3 + eta**2 * (mu - eta) + eta * (mu - eta) ** 2

@@ -43,20 +43,20 @@ def read_tasks(path: str | Path) -> TaskGraph:
 
 def parse_tasks(text: str, source: str = "input") -> TaskGraph:
     if not text.lstrip().startswith(("{", "[")):
-        return _from_dot(text, source)
-    data = _json(text, source)
+        return _read_dot(text, source)
+    data = _parse_json(text, source)
     if isinstance(data, dict) and data.get("format") == "memfit.graph":
         graph = loads(text, Graph, source=source)
         assert isinstance(graph, Graph)
         return from_training_graph(graph)
     if isinstance(data, dict) and "tasks" in data:
-        return _from_ours(data, source)
+        return _read_our_json(data, source)
     if isinstance(data, dict) and "nodes" in data:
-        return _from_node_link(data, source)
+        return _read_node_link(data, source)
     raise BadInput(f'{source}: no "tasks" (our JSON), no "nodes" (networkx node-link) and no "format": "memfit.graph" in it.')
 
 
-def _json(text: str, source: str) -> Any:
+def _parse_json(text: str, source: str) -> Any:
     try:
         return json.loads(text)
     except RecursionError:
@@ -65,7 +65,7 @@ def _json(text: str, source: str) -> Any:
         raise BadInput(f"{source}: not valid JSON ({str(error)[:120]}).") from None
 
 
-def _from_ours(data: Mapping[str, Any], source: str) -> TaskGraph:
+def _read_our_json(data: Mapping[str, Any], source: str) -> TaskGraph:
     unknown = set(data) - {"tasks", "edges", "format", "version", "name"}
     if unknown:
         raise BadInput(f"{source}: unknown field {sorted(unknown)[0]!r}: tasks and edges are expected.")
@@ -83,7 +83,7 @@ def _from_ours(data: Mapping[str, Any], source: str) -> TaskGraph:
     return _build(((task.get("id"), task) for task in tasks), triples, source)
 
 
-def _from_node_link(data: Mapping[str, Any], source: str) -> TaskGraph:
+def _read_node_link(data: Mapping[str, Any], source: str) -> TaskGraph:
     """networkx.node_link_data: nodes with an id, links (edges from 3.4 on) with source and target."""
     if data.get("directed") is False:
         raise BadInput(f"{source}: an undirected graph: task graphs need a direction (networkx.DiGraph).")
@@ -98,7 +98,7 @@ def _from_node_link(data: Mapping[str, Any], source: str) -> TaskGraph:
     return _build(((node.get("id"), node) for node in nodes), triples, source)
 
 
-def _from_dot(text: str, source: str) -> TaskGraph:
+def _read_dot(text: str, source: str) -> TaskGraph:
     graph = parse_dot(text, source)
     triples = [(a, b, next((attributes[k] for k in _EDGE_BYTES if k in attributes), 0)) for a, b, attributes in graph.edges]
     _check_sizes(list(graph.nodes.values()), [t[2] for t in triples], source)

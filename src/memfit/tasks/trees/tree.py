@@ -70,7 +70,7 @@ class Tree:
         add_up(self.postorder, self.parent, total)
         return total
 
-    def only_tasks(self, order: Ints) -> Ints:
+    def keep_tasks(self, order: Ints) -> Ints:
         return order[order < self.num_tasks]
 
 
@@ -100,7 +100,7 @@ def add_up(postorder: Ints, parent: Ints, values: Floats) -> None:
             values[parent[node]] += values[node]
 
 
-def as_tree(graph: TaskGraph) -> Tree | None:
+def recognize_tree(graph: TaskGraph) -> Tree | None:
     """The graph as an in-tree, or None when some output has several readers or part of it is kept."""
     counts, n = graph.readers.counts, graph.num_tasks
     made = graph.item_producer >= 0
@@ -114,10 +114,10 @@ def as_tree(graph: TaskGraph) -> Tree | None:
     highest[highest == -2], lowest[lowest == n] = -1, -1  # a task that makes nothing
     if np.any(lowest != highest):
         return None
-    return joined(highest, graph.output_bytes, graph.memory_bytes, graph.time, graph.initial_bytes)
+    return join_roots(highest, graph.output_bytes, graph.memory_bytes, graph.time, graph.initial_bytes)
 
 
-def joined(parent: Ints, output_bytes: Ints, memory_bytes: Ints, time: Floats, base_bytes: int = 0) -> Tree:
+def join_roots(parent: Ints, output_bytes: Ints, memory_bytes: Ints, time: Floats, base_bytes: int = 0) -> Tree:
     n, roots = len(parent), np.flatnonzero(parent < 0)
     if len(roots) > 1:
         parent = np.append(parent, -1)

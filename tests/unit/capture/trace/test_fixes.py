@@ -10,10 +10,10 @@ from benchmarks.models.zoo import ZOO, make
 from tests.training import batch, deep
 from torch import nn
 
-from memfit.capture.capture import capture
 from memfit.capture.captured import Captured, Role
 from memfit.capture.inputs import Call, Inputs
-from memfit.profile.measured import _real_arguments
+from memfit.pipeline.capture import capture
+from memfit.profile.measure import _real_arguments
 from memfit.profile.roofline import is_free
 
 

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from memfit.chain.strategies.mixed import mixed_rows, plan_mixed
+from memfit.chain.strategies.mixed import make_mixed_rows, plan_mixed
 from memfit.chain.strategies.revolve import num_forwards
 from memfit.core import BadInput, InfeasibleBudget
 
@@ -72,4 +72,4 @@ def test_bad_input() -> None:
     with pytest.raises(BadInput):
         plan_mixed(-1, 2)
     assert plan_mixed(1, 0).num_forward == 1
-    assert len(mixed_rows(10, 3)) == 4
+    assert len(make_mixed_rows(10, 3)) == 4

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 
 from memfit.chain import plan_revolve, single_level
-from memfit.chain.strategies.revolve import beta, forwards_row, num_forwards, revolve_moves, split
+from memfit.chain.strategies.revolve import beta, choose_split, forwards_row, num_forwards, revolve_moves
 from memfit.core import BadInput, InfeasibleBudget, Status
 
 
@@ -24,7 +24,7 @@ def test_closed_form_and_split_match_the_recurrence(slots: int) -> None:
     for n in range(1, 81):
         assert num_forwards(n, slots) == recurrence(n, slots) == row[n - 1]
         if n > 1:
-            j = split(n - 1, slots)
+            j = choose_split(n - 1, slots)
             assert j + recurrence(n - j, slots - 1) + recurrence(j, slots) == recurrence(n, slots)
 
 

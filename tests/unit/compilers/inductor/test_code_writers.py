@@ -31,6 +31,7 @@ from memfit.compilers.inductor.settings import Settings
 from memfit.compilers.inductor.writer_pool import end_writer_pool, writer_pool
 from memfit.passes.regions.piece import Region
 from memfit.passes.regions.regions import regions_of
+from memfit.pipeline.forms import Forms
 from memfit.pipeline.task import Task
 
 
@@ -45,7 +46,8 @@ def regions() -> list[Region]:
     layers = [nn.Sequential(nn.Conv2d(3 + k, 4 + k, 3, padding=1), nn.BatchNorm2d(4 + k), nn.ReLU(), nn.Dropout(0.1)) for k in range(3)]
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 5))
     task = Task(model=model, loss_fn=nn.functional.cross_entropy, num_targets=1, engine="inductor")
-    (first, *_) = task.offers(Call.flatten((torch.randn(4, 3, 8, 8), torch.randint(0, 5, (4,))), {}))
+    call = Call.flatten((torch.randn(4, 3, 8, 8), torch.randint(0, 5, (4,))), {})
+    first = next(Forms(task, call).usual()).captured
     return regions_of(first)
 
 

@@ -9,11 +9,12 @@ import torch
 from torch import nn
 from torch._inductor.utils import fresh_cache
 
-import memfit.pipeline.task
+import memfit.pipeline.forms
 from memfit.capture.inputs import Call
 from memfit.compilers.inductor import compile_all, helper_processes
 from memfit.compilers.inductor.cache_keys import code_folder
 from memfit.compilers.inductor.start_marks import leave_mark, mark_of
+from memfit.pipeline.forms import Forms
 from memfit.pipeline.task import Task
 
 
@@ -60,21 +61,21 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path: Path) -> None:
 
 def test_writers_are_woken_for_what_was_never_compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
     woken, ended = list[torch.device](), list[int]()
-    monkeypatch.setattr(memfit.pipeline.task, "wake_writers", woken.append)
+    monkeypatch.setattr(memfit.pipeline.forms, "wake_writers", woken.append)
     monkeypatch.setattr(compile_all, "end_writers", lambda: ended.append(1))
     call = Call.flatten((torch.randn(2, 3),), {})
     with fresh_cache():
         cold = Task(model=net(), engine="inductor")
-        next(cold.offers(call))
+        next(Forms(cold, call).usual())
         assert woken == [torch.device("cpu")]
         with pytest.raises(ValueError, match="stop"), helper_processes():
             raise ValueError("stop")
         assert ended == [1]
-        cold.leave_mark(call)
-        next(Task(model=net(), engine="inductor").offers(call))
+        Forms(cold, call).leave_mark()
+        next(Forms(Task(model=net(), engine="inductor"), call).usual())
         assert len(woken) == 1
-        Task(model=net(5), engine="eager").leave_mark(call)
-        next(Task(model=net(5), engine="inductor").offers(call))
+        Forms(Task(model=net(5), engine="eager"), call).leave_mark()
+        next(Forms(Task(model=net(5), engine="inductor"), call).usual())
         assert len(woken) == 2
-        next(Task(model=net(6), engine="eager").offers(call))
+        next(Forms(Task(model=net(6), engine="eager"), call).usual())
         assert len(woken) == 2

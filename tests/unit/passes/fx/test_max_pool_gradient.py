@@ -13,9 +13,9 @@ from torch import nn
 
 from memfit.compilers.inductor.compiler import Inductor
 from memfit.kernels.custom_ops import POOL_GRADIENT, max_pool_gradient
-from memfit.passes.fx.max_pool_gradient import gathered
+from memfit.passes.fx.max_pool_gradient import gather_pool_gradients
 from memfit.passes.regions.piece import Region
-from memfit.passes.regions.regions import with_regions
+from memfit.passes.regions.regions import gather_regions
 from memfit.profile.allocations import peaks_of
 
 torch.set_num_threads(1)
@@ -121,7 +121,7 @@ def test_dilated_pools_are_left_alone() -> None:
     model, x, y = network(nn.MaxPool2d(3, 2, dilation=2))
     captured = fine(copy.deepcopy(model), x, y, OneByOne())
     assert not any(c.target is POOL_GRADIENT for c in captured.calls)
-    found, _ = run(with_regions(captured, OneByOne()), model, x, y)
+    found, _ = run(gather_regions(captured, OneByOne()), model, x, y)
     assert_plain(found, model, x, y)
 
 
@@ -141,4 +141,4 @@ def test_other_scatters_are_left_alone() -> None:
     zeros = graph.call_function(torch.ops.aten.full.default, ([4, 9], 0), {"dtype": torch.float64})
     graph.output((graph.call_function(torch.ops.aten.scatter_add.default, (zeros, 1, positions, values)),))
     module = torch.fx.GraphModule(nn.Module(), graph)
-    assert gathered(module) == 0
+    assert gather_pool_gradients(module) == 0

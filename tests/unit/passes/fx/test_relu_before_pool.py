@@ -9,15 +9,15 @@ import pytest
 import torch
 from tests.captured_steps import run
 from tests.training import needs_a_compiler
+from tests.without_passes import leave_out
 from torch import nn
 
-from memfit.capture.capture import capture
 from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call
 from memfit.compilers.inductor.compiler import Inductor
-from memfit.passes.fx.relu_before_pool import mask_before_pools
 from memfit.passes.regions.piece import Region
-from memfit.passes.regions.regions import with_regions
+from memfit.passes.regions.regions import gather_regions
+from memfit.pipeline.capture import capture
 
 aten = torch.ops.aten
 torch.set_num_threads(1)
@@ -88,7 +88,7 @@ def test_in_half_precision_too() -> None:
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.Identity()], ids=str)
 def test_regions_give_the_layouts_that_were_promised(activation: nn.Module) -> None:
     model, (x, y) = Net(nn.MaxPool2d(2), activation).to(memory_format=torch.channels_last), data(channels_last=True)  # type: ignore[call-overload]
-    captured = with_regions(captured_of(model, x.float(), y), Inductor())
+    captured = gather_regions(captured_of(model, x.float(), y), Inductor())
     forms = [captured.call(op.id, form) for op in captured.graph.ops for form in range(len(op.forms))]
     regions = [call for call in forms if isinstance(call.target, Region)]
     assert regions
@@ -133,9 +133,9 @@ def test_less_is_kept_for_backward() -> None:
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5))
     x, y = torch.randn(8, 3, 32, 32), torch.zeros(8, dtype=torch.long)
     kept = []
-    for traced in (lambda module: 0, mask_before_pools):
+    for left_out in (("relu-before-pool",), ()):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("memfit.capture.capture.mask_before_pools", traced)
+            leave_out(patch, *left_out)
             captured = captured_of(model, x, y)
         graph, boundary = captured.graph, captured.boundary
         read = {graph.storage_of(t) for op in graph.ops[boundary + 1 :] for t in op.inputs}

@@ -16,22 +16,22 @@ import pytest
 import torch
 from torch import nn
 
-from memfit.capture.capture import capture
 from memfit.capture.captured import Captured, Role
 from memfit.capture.inputs import Call
 from memfit.compilers.inductor.compiler import Inductor
 from memfit.core.costs import Costs
 from memfit.core.plan import Plan
 from memfit.core.simulate import simulate
-from memfit.passes.regions.drop_dominated import without_dominated
+from memfit.passes.regions.drop_dominated import drop_dominated
 from memfit.passes.regions.groups import Fusion
 from memfit.passes.regions.piece import Region
-from memfit.passes.regions.regions import regions_of, with_regions
+from memfit.passes.regions.regions import gather_regions, regions_of
+from memfit.pipeline.capture import capture
 from memfit.planning import plan as find_plan
 from memfit.planning.model.to_schedule import schedule_from_ops
 from memfit.profile.allocations import peaks_of
 from memfit.profile.cache import Cache
-from memfit.profile.measured import measured
+from memfit.profile.measure import measure_costs
 from memfit.profile.roofline import roofline
 from memfit.runtime.autograd_step import Ready, Session, run, source_bytes
 from memfit.runtime.codegen import generate
@@ -121,17 +121,17 @@ def test_pooling_keeps_offsets_of_eight_bits_and_backward_makes_positions_of_the
     model = nn.Sequential(*layers, nn.Linear(6 * 4, 5)).double()
     data = torch.randn(4, 3, 14, 14, dtype=torch.float64), torch.randint(0, 5, (4,))
     fine = capture(model, Call.flatten(data, {}), loss_fn=nn.functional.cross_entropy, num_targets=1, compiler=OneByOne())
-    coarse = with_regions(fine, OneByOne())
+    coarse = gather_regions(fine, OneByOne())
     pooled = [fine.samples[t] for t in Fusion(fine, OneByOne().fuses).crossing]
     kinds = {s.dtype for s in pooled if s is not None and s.dim() == 4 and not s.is_floating_point()}
     assert kinds == {torch.int8}
-    costs = measured(coarse, cache=Cache(tmp_path / "costs.json"))
+    costs = measure_costs(coarse, cache=Cache(tmp_path / "costs.json"))
     _check_against_plain(model, data, coarse, costs, find_plan(coarse.graph, costs, None, planner="keep_all").require_plan())
 
 
 def test_equal_blocks_share_one_region(step: Any) -> None:
     _, _, fine = step
-    coarse = with_regions(fine, OneByOne())
+    coarse = gather_regions(fine, OneByOne())
     assert len(coarse.graph.ops) < len(fine.graph.ops) / 3
     used = [c.target for c in coarse.calls if isinstance(c.target, Region)]
     assert len(regions_of(coarse)) < len(used) / 1.5
@@ -139,7 +139,7 @@ def test_equal_blocks_share_one_region(step: Any) -> None:
 
 def test_the_coarse_step_keeps_sources_results_and_roles(step: Any) -> None:
     _, _, fine = step
-    coarse = with_regions(fine, OneByOne())
+    coarse = gather_regions(fine, OneByOne())
     for role in (Role.ACCUMULATE, Role.BACKWARD_BEGINS):
         assert sum(c.role is role for c in coarse.calls) == sum(c.role is role for c in fine.calls)
     assert len(coarse.graph.sources) == len(fine.graph.sources)
@@ -150,8 +150,8 @@ def test_the_coarse_step_keeps_sources_results_and_roles(step: Any) -> None:
 @pytest.mark.parametrize("fraction", [1.0, 0.8, 0.65])
 def test_values_and_bytes_are_those_of_the_plain_model(step: Any, fraction: float, tmp_path: Path) -> None:
     model, data, fine = step
-    coarse = with_regions(fine, OneByOne(), least_fraction=0.0)
-    costs = measured(coarse, cache=Cache(tmp_path))
+    coarse = gather_regions(fine, OneByOne(), least_fraction=0.0)
+    costs = measure_costs(coarse, cache=Cache(tmp_path))
     whole = find_plan(coarse.graph, costs, None, planner="keep_all").require_plan()
     plan = find_plan(coarse.graph, costs, int(whole.timeline.peak_bytes * fraction), time_limit_s=5).require_plan()
     _check_against_plain(model, data, coarse, costs, plan)
@@ -179,8 +179,8 @@ def _check_against_plain(model: nn.Module, data: Any, coarse: Captured, costs: C
 
 def test_a_region_over_its_input_gives_the_same_values(step: Any, tmp_path: Path) -> None:
     model, data, fine = step
-    coarse = with_regions(fine, OneByOne(), least_fraction=0.0)
-    costs = measured(coarse, cache=Cache(tmp_path))
+    coarse = gather_regions(fine, OneByOne(), least_fraction=0.0)
+    costs = measure_costs(coarse, cache=Cache(tmp_path))
     op, v = next((op, k + 1) for op in coarse.graph.ops for k, x in enumerate(op.variants) if x.inplace_of)
     ((_, overwritten),) = op.form(v).inplace_of
     executions: list[tuple[int, int]] = []
@@ -198,21 +198,21 @@ def test_a_region_over_its_input_gives_the_same_values(step: Any, tmp_path: Path
 
 def test_other_ways_to_a_value_are_offered_and_can_be_left_out(step: Any) -> None:
     _, _, fine = step
-    coarse = with_regions(fine, OneByOne(), least_fraction=0.0)
+    coarse = gather_regions(fine, OneByOne(), least_fraction=0.0)
     kinds = {op.name.split()[0] for op in coarse.graph.ops}
     assert {"region", "again", "apart"} <= kinds
     assert any(op.variants for op in coarse.graph.ops)
-    plain = with_regions(fine, OneByOne(), choices=False)
+    plain = gather_regions(fine, OneByOne(), choices=False)
     assert not any(op.variants or op.name.startswith(("again", "apart")) for op in plain.graph.ops)
 
 
 def test_a_form_that_reads_less_and_is_faster_leaves_no_choice(step: Any) -> None:
     _, _, fine = step
-    coarse = with_regions(fine, OneByOne(), least_fraction=0.0)
+    coarse = gather_regions(fine, OneByOne(), least_fraction=0.0)
     costs = roofline(coarse, "cpu")
     slow = tuple(t * 2 if op.variants else t for t, op in zip(costs.op_time_ns, coarse.graph.ops, strict=True))
     fast = tuple(tuple(1 for _ in op.variants) for op in coarse.graph.ops)
-    fewer, left = without_dominated(coarse, _replaced(costs, slow, fast))
+    fewer, left = drop_dominated(coarse, _replaced(costs, slow, fast))
     deeper = [op for op in fewer.graph.ops if op.name.startswith("deeper")]
     assert deeper
     assert all(not op.variants for op in deeper)
@@ -221,7 +221,7 @@ def test_a_form_that_reads_less_and_is_faster_leaves_no_choice(step: Any) -> Non
 
 def test_a_form_over_its_input_is_as_fast_as_its_twin_up_to_noise(step: Any) -> None:
     _, _, fine = step
-    coarse = with_regions(fine, OneByOne(), least_fraction=0.0)
+    coarse = gather_regions(fine, OneByOne(), least_fraction=0.0)
     costs = roofline(coarse, "cpu")
     op, v = next(
         (op, k + 1) for op in coarse.graph.ops for k, x in enumerate(op.variants) if x.inplace_of and set(x.inputs) == set(op.inputs)
@@ -229,21 +229,21 @@ def test_a_form_over_its_input_is_as_fast_as_its_twin_up_to_noise(step: Any) -> 
     for factor, even in ((1.04, True), (1.5, False)):
         times = [list(row) for row in costs.variant_time_ns]
         times[op.id][v - 1] = int(costs.op_time_ns[op.id] * factor)
-        fewer, left = without_dominated(coarse, _replaced(costs, costs.op_time_ns, tuple(map(tuple, times))))
+        fewer, left = drop_dominated(coarse, _replaced(costs, costs.op_time_ns, tuple(map(tuple, times))))
         at = next(k + 1 for k, x in enumerate(fewer.graph.ops[op.id].variants) if x.name == op.variants[v - 1].name)
         assert (left.time_ns(op.id, at) == costs.op_time_ns[op.id]) is even
 
 
 def test_a_form_over_its_input_with_as_large_a_workspace_is_no_choice(step: Any) -> None:
     _, _, fine = step
-    coarse = with_regions(fine, OneByOne(), least_fraction=0.0)
+    coarse = gather_regions(fine, OneByOne(), least_fraction=0.0)
     costs = roofline(coarse, "cpu")
     op, v = next((op, k + 1) for op in coarse.graph.ops for k, x in enumerate(op.variants) if x.inplace_of)
     overwritten = sum(coarse.graph.size_of(old) for _, old in op.form(v).inplace_of)
     for workspace, left in ((overwritten - 1, True), (overwritten, False)):
         sizes = [list(row) for row in costs.variant_workspace_bytes]
         sizes[op.id][v - 1] = costs.workspace_bytes[op.id] + workspace
-        fewer, _ = without_dominated(coarse, replace(costs, variant_workspace_bytes=tuple(map(tuple, sizes))))
+        fewer, _ = drop_dominated(coarse, replace(costs, variant_workspace_bytes=tuple(map(tuple, sizes))))
         assert any(x.inplace_of for x in fewer.graph.ops[op.id].variants) is left
 
 
@@ -270,7 +270,7 @@ def test_layers_with_dropout_share_their_regions_although_their_seeds_differ() -
         parts = [m for _ in range(layers) for m in (nn.Linear(16, 16), nn.GELU(), nn.Dropout(0.1))]
         model, x = nn.Sequential(*parts, nn.Linear(16, 1)), torch.randn(64, 16)
         fine = capture(model, Call.flatten((x,), {}), loss_fn=torch.mean, compiler=Inductor())
-        return len(regions_of(with_regions(fine, Inductor())))
+        return len(regions_of(gather_regions(fine, Inductor())))
 
     assert regions(8) == regions(4)
 
@@ -284,7 +284,7 @@ def test_results_in_another_layout_than_promised_are_copied() -> None:
             return lambda inputs: [t.mT.contiguous().mT if t.dim() == 2 else t for t in run(inputs)]
 
     model, x = nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 3)), torch.randn(5, 4)
-    captured = with_regions(capture(model, Call.flatten((x,), {}), compiler=Transposing()), Transposing())
+    captured = gather_regions(capture(model, Call.flatten((x,), {}), compiler=Transposing()), Transposing())
     seen = 0
     for call in (c for c in captured.calls if isinstance(c.target, Region)):
         samples = [captured.samples[a.tensor] for a in call.args]

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from memfit.capture.capture import capture
 from memfit.capture.captured import Captured, Role
 from memfit.capture.inputs import Call
 from memfit.compilers.inductor.compiler import Inductor
@@ -17,9 +16,10 @@ from memfit.core.costs import uniform_costs
 from memfit.core.graph import Graph
 from memfit.passes.slicing.analysis import analyse
 from memfit.passes.slicing.find_blocks import Block, find_blocks
-from memfit.passes.slicing.slice_blocks import slice_size, with_sliced_blocks
+from memfit.passes.slicing.slice_blocks import slice_blocks, slice_size
 from memfit.passes.slicing.sliced_call import Sliced
 from memfit.passes.slicing.states import SUMMED, WHOLE, Split
+from memfit.pipeline.capture import capture
 from memfit.planning import plan
 from memfit.profile.roofline import roofline
 
@@ -197,7 +197,7 @@ def test_sizes_of_slices(batch: int, least: int, expected: int) -> None:
 
 def test_offers_go_below_what_any_order_of_whole_ops_needs() -> None:
     plain = step(vgg(), batch=24, compiled=False)
-    minima = [plan(c.graph, uniform_costs(c.graph), 0, time_limit_s=1).lower_bound_bytes for c in (plain, *with_sliced_blocks(plain, None))]
+    minima = [plan(c.graph, uniform_costs(c.graph), 0, time_limit_s=1).lower_bound_bytes for c in (plain, *slice_blocks(plain, None))]
     assert len(minima) == 4
     assert minima == sorted(minima, reverse=True)
     assert minima[-1] < minima[0] / 3
@@ -205,7 +205,7 @@ def test_offers_go_below_what_any_order_of_whole_ops_needs() -> None:
 
 def test_estimates_count_what_happens_inside() -> None:
     plain = step(vgg(), batch=24, compiled=False)
-    (sliced, *_) = with_sliced_blocks(plain, None)
+    (sliced, *_) = slice_blocks(plain, None)
     before, after = roofline(plain, "h200"), roofline(sliced, "h200")
     targets = {op.name.split()[0]: op.id for op in sliced.graph.ops if isinstance(sliced.calls[op.id].target, Sliced)}
     assert set(targets) == {"memfit.sliced_forward", "memfit.sliced_backward"}
@@ -216,7 +216,7 @@ def test_estimates_count_what_happens_inside() -> None:
 
 def test_equal_code_is_written_once() -> None:
     captured = step(vgg(), batch=7)
-    (first, *_), (again, *_) = (list(with_sliced_blocks(captured, Inductor(), num_slices=3)) for _ in range(2))
+    (first, *_), (again, *_) = (list(slice_blocks(captured, Inductor(), num_slices=3)) for _ in range(2))
     names: list[list[Any]] = [[op.name for op in c.graph.ops if "sliced" in op.name] for c in (first, again)]
     assert names[0] == names[1]
     target = next(c.target for c in first.calls if isinstance(c.target, Sliced))

@@ -10,20 +10,21 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memfit.capture.capture import capture
 from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call
 from memfit.compilers.inductor.compiler import Inductor
 from memfit.core.costs import uniform_costs
 from memfit.core.simulate import simulate
 from memfit.kernels.concat_gradients import GradientOfPart
-from memfit.passes.regions.regions import with_regions
-from memfit.passes.step.concat_gradients import with_gradients_by_parts
-from memfit.passes.variants.registry import add_variants, with_library_forms
+from memfit.passes.interface import Context
+from memfit.passes.regions.regions import gather_regions
+from memfit.passes.run import offer_choices
+from memfit.passes.step.concat_gradients import split_concat_gradients
+from memfit.pipeline.capture import capture
 from memfit.planning import plan
 from memfit.planning.model.to_schedule import schedule_from_ops
 from memfit.profile.allocations import peaks_of
-from memfit.profile.measured import signature
+from memfit.profile.measure import signature
 from memfit.profile.roofline import roofline
 from memfit.runtime.autograd_step import Ready, Session, run
 from memfit.runtime.codegen import generate
@@ -74,7 +75,7 @@ def step(model: nn.Module, call: Call, *, compiled: bool = False) -> Captured:
 
 
 def by_parts(captured: Captured, *, compiled: bool = False) -> Captured | None:
-    return with_gradients_by_parts(captured, Inductor() if compiled else None, least_fraction=0.0, least_channels=1)
+    return split_concat_gradients(captured, Inductor() if compiled else None, least_fraction=0.0, least_channels=1)
 
 
 def is_by_parts(captured: Captured) -> int:
@@ -221,9 +222,9 @@ def test_no_candidates(model: nn.Module) -> None:
 
 def test_few_channels_and_small_gradients_are_left() -> None:
     captured = step(Branches(widths=(16, 16)).double(), data())
-    assert with_gradients_by_parts(captured) is not None
-    assert with_gradients_by_parts(captured, least_channels=17) is None
-    assert with_gradients_by_parts(captured, least_fraction=2.0) is None
+    assert split_concat_gradients(captured) is not None
+    assert split_concat_gradients(captured, least_channels=17) is None
+    assert split_concat_gradients(captured, least_fraction=2.0) is None
 
 
 def test_the_peak_falls_by_the_parts_that_are_no_longer_held() -> None:
@@ -241,7 +242,7 @@ def test_forms_that_were_offered_before_stay_and_costs_know_the_parts() -> None:
     model, call = Skips().double(), data()
     found = by_parts(step(model, call))
     assert found is not None
-    names = [v.name for op in add_variants(found, rounding=True, least_fraction=0.0).graph.ops for v in op.variants]
+    names = [v.name for op in offer_choices(found, "eager", Context(least_fraction=0.0)).graph.ops for v in op.variants]
     assert names.count("from parts") == 2
     assert "8 slices" in names
     costs, whole = roofline(found, "h200"), roofline(step(model, call), "h200")
@@ -291,7 +292,7 @@ def test_a_compiled_step_makes_the_part_again_beside_the_concatenation() -> None
     model, call = Skips().double(), data()
     fine = by_parts(step(model, call, compiled=True), compiled=True)
     assert fine is not None
-    coarse = with_regions(with_library_forms(fine), Inductor(), least_fraction=0.0).graph
+    coarse = gather_regions(offer_choices(fine, "inductor", Context(compiler=Inductor())), Inductor(), least_fraction=0.0).graph
     for op in coarse.ops:
         for variant in op.variants:
             if variant.name == "from parts":

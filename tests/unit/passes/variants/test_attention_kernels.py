@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.unit.passes.variants.test_attention_slices import Attends
-from tests.unit.passes.variants.test_registry import gradients_of, plain_gradients
+from tests.unit.passes.variants.test_choices import gradients_of, plain_gradients
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from memfit.capture.capture import capture
 from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call
 from memfit.compilers.inductor.compiler import Inductor
@@ -19,12 +18,15 @@ from memfit.core.costs import uniform_costs
 from memfit.core.errors import IllegalSchedule
 from memfit.core.simulate import simulate
 from memfit.kernels.fused_attention import KERNELS, Kernel, Tensors
-from memfit.passes.regions.drop_dominated import without_dominated
-from memfit.passes.regions.regions import with_regions
+from memfit.passes.interface import Context, offer_at
+from memfit.passes.regions.drop_dominated import drop_dominated
+from memfit.passes.regions.regions import gather_regions
 from memfit.passes.rewriter import Rewriter
+from memfit.passes.run import offer_choices
+from memfit.passes.table import PIPELINE, Slot, Use
 from memfit.passes.variants import attention_kernels
-from memfit.passes.variants import registry as variants
 from memfit.passes.variants.attention_kernels import offer_kernels
+from memfit.pipeline.capture import capture
 from memfit.planning import plan
 from memfit.planning.model.to_schedule import schedule_from_ops
 
@@ -133,19 +135,20 @@ def test_a_pair_that_is_slower_in_all_is_no_choice(forward_ns: int, backward_ns:
         variant_time_ns=tuple((next(times),) if op.variants else () for op in graph.ops),
         variant_workspace_bytes=tuple((1 + workspace_bytes,) if op.variants else () for op in graph.ops),
     )
-    fewer, left = without_dominated(captured, costs)
+    fewer, left = drop_dominated(captured, costs)
     assert sum(bool(op.variants) for op in fewer.graph.ops) == (2 if stays else 0)
     assert left.graph_digest == fewer.graph.digest
 
 
 @pytest.mark.usefixtures("two_kernels")
 def test_in_compiled_regions_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(variants._LIBRARY, aten._scaled_dot_product_flash_attention_for_cpu.default, offer_kernels)
+    here = offer_at({aten._scaled_dot_product_flash_attention_for_cpu.default: attention_kernels.offer_kernels})
+    monkeypatch.setitem(PIPELINE, "inductor", (Slot(replace(attention_kernels.ATTENTION_KERNELS, run=here), Use.CHOICE),))
     torch.manual_seed(0)
     model = Attends(causal=True, masked=False)
     call = Call.flatten((torch.randn(3, 11, 16), torch.tensor([0, 4, 1])), {})
     fine = capture(model, call, loss_fn=cross_entropy, num_targets=1, compiler=Inductor())
-    captured = with_regions(variants.with_library_forms(fine, least_fraction=0.0), Inductor())
+    captured = gather_regions(offer_choices(fine, "inductor", Context(least_fraction=0.0)), Inductor())
     graph = captured.graph
     both = [op.id for op in graph.ops if any(v.name == "other kernel" for v in op.variants)]
     assert len(both) == 2

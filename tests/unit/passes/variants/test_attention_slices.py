@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.unit.passes.variants.test_registry import gradients_of, plain_gradients
+from tests.unit.passes.variants.test_choices import gradients_of, plain_gradients
 from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-from memfit.capture.capture import capture
 from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call
 from memfit.core.simulate import simulate
 from memfit.kernels.attention_slices import AttentionBackwardInSlices
-from memfit.passes.variants.registry import add_variants
+from memfit.passes.interface import Context
+from memfit.passes.run import offer_choices
+from memfit.pipeline.capture import capture
 from memfit.planning.model.to_schedule import schedule_from_ops
 from memfit.profile.roofline import roofline
 
@@ -38,7 +39,7 @@ def _captured(model: nn.Module, *, gpu: bool = False) -> tuple[Captured, Call]:
     torch.manual_seed(0)
     call = Call.flatten((torch.randn(3, 11, _WIDTH), torch.tensor([0, 4, 1])), {})
     plain = capture(model, call, loss_fn=cross_entropy, num_targets=1, gpu_attention=gpu)
-    return add_variants(plain, rounding=True, least_fraction=0.0), call
+    return offer_choices(plain, "eager", Context(least_fraction=0.0)), call
 
 
 @pytest.mark.parametrize(("causal", "masked"), [(False, False), (True, False), (False, True)])

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.passes.variants.test_registry import gradients_of, plain_gradients, setting
+from tests.unit.passes.variants.test_choices import gradients_of, plain_gradients, setting
 from torch import nn
 
-from memfit.capture.capture import capture
 from memfit.capture.inputs import Call
 from memfit.compilers.inductor.compiler import Inductor
 from memfit.core.graph import Op
@@ -24,18 +23,20 @@ from memfit.core.simulate import simulate
 from memfit.kernels import convolution_algorithms as kernels
 from memfit.kernels import cudnn as cudnn_algorithms
 from memfit.kernels.convolution_algorithms import Choice, ConvolutionBackwardBy, ConvolutionBy, _expect_strides
-from memfit.kernels.cudnn import Algorithm, Convolution, CudnnError, Library, Pass, strides_of
-from memfit.passes.regions.regions import with_regions
+from memfit.kernels.cudnn import Algorithm, Convolution, CudnnError, Direction, Library, strides_of
+from memfit.passes.interface import Context
+from memfit.passes.regions.regions import gather_regions
+from memfit.passes.run import offer_choices
 from memfit.passes.variants import convolution_algorithms
 from memfit.passes.variants.convolution_algorithms import (
     _strides_of_part,
     by_limit,
     few,
 )
-from memfit.passes.variants.registry import add_variants, with_library_forms
+from memfit.pipeline.capture import capture
 from memfit.planning.model.to_schedule import schedule_from_ops
 from memfit.profile.cache import Cache
-from memfit.profile.measured import measured
+from memfit.profile.measure import measure_costs
 
 aten = torch.ops.aten
 _OPTIONAL = ("memfit.pack_bits", "memfit.narrow_indices", "memfit.norm_apply")
@@ -48,7 +49,7 @@ def cudnn(tmp_path_factory: pytest.TempPathFactory) -> Library:
         pytest.skip("needs a C compiler")
     path = tmp_path_factory.mktemp("cudnn") / "libfakecudnn.so"
     subprocess.run([compiler, "-shared", "-fPIC", "-O2", "-o", str(path), str(Path(__file__).with_name("fake_cudnn.c"))], check=True)
-    return Library(str(path))
+    return Library(str(path), device_type="cpu")
 
 
 @pytest.fixture
@@ -99,7 +100,16 @@ def test_without_a_gpu_there_is_no_library_and_nothing_is_offered() -> None:
     model, call = setting()
     plain = capture(model, call, loss_fn=nn.functional.cross_entropy, num_targets=1)
     if not torch.cuda.is_available():
-        assert with_library_forms(plain, least_fraction=0.0) is plain
+        assert offer_choices(plain, "inductor", Context(least_fraction=0.0)) is plain
+
+
+def test_a_model_on_the_cpu_beside_a_gpu_is_offered_nothing(here: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN would take the host's addresses for its own."""
+    model, call = setting()
+    plain = capture(model, call, loss_fn=nn.functional.cross_entropy, num_targets=1)
+    assert offer_choices(plain, "inductor", Context(least_fraction=0.0)) is not plain
+    monkeypatch.setattr(here, "device_type", "cuda")
+    assert offer_choices(plain, "inductor", Context(least_fraction=0.0)) is plain
 
 
 def test_only_deterministic_ones_where_that_is_asked_for(here: Library) -> None:
@@ -107,7 +117,7 @@ def test_only_deterministic_ones_where_that_is_asked_for(here: Library) -> None:
     plain = capture(model, call, loss_fn=nn.functional.cross_entropy, num_targets=1)
     torch.use_deterministic_algorithms(True)
     try:
-        offered = with_library_forms(plain, least_fraction=0.0)
+        offered = offer_choices(plain, "inductor", Context(least_fraction=0.0))
     finally:
         torch.use_deterministic_algorithms(False)
     numbers = {v.name.split()[1] for op in offered.graph.ops for v in op.variants}
@@ -119,7 +129,7 @@ def test_the_small_one_is_offered_though_the_fastest_takes_more_than_its_tensors
     listed = (named(1, 10**9), named(0, 0))
     monkeypatch.setattr(here, "algorithms", lambda layer, which: listed)
     plain = capture(nn.Conv2d(3, 4, 3), Call.flatten((torch.randn(2, 3, 8, 8),), {}))
-    offered = with_library_forms(plain, least_fraction=0.0)
+    offered = offer_choices(plain, "inductor", Context(least_fraction=0.0))
     names = [v.name for op in offered.graph.ops for v in op.variants]
     assert names == ["algorithm 0 in 0 B", "algorithm 0 in 0 B"], "the forward's, and the weight's gradient"
 
@@ -128,7 +138,7 @@ def test_none_with_a_workspace_larger_than_what_it_works_on(here: Library, monke
     listed = (named(7, 10**9), named(6, 10**8), named(1, 0))
     monkeypatch.setattr(here, "algorithms", lambda layer, which: listed)
     plain = capture(nn.Conv2d(3, 4, 3), Call.flatten((torch.randn(2, 3, 8, 8),), {}))
-    offered = with_library_forms(plain, least_fraction=0.0)
+    offered = offer_choices(plain, "inductor", Context(least_fraction=0.0))
     assert {v.name for op in offered.graph.ops for v in op.variants} == {"algorithm 1 in 0 B"}
 
 
@@ -183,15 +193,15 @@ def test_every_algorithm_gives_what_aten_gives(here: Library, case: dict[str, An
     gradient = torch.randn_like(expected)
     rest = ([6], *settings, [True, True, True])
     wanted = aten.convolution_backward.default(gradient, x, weight, *rest)
-    forward, back = (Pass.DATA, Pass.FORWARD) if transposed else (Pass.FORWARD, Pass.DATA)
+    forward, back = (Direction.DATA, Direction.FORWARD) if transposed else (Direction.FORWARD, Direction.DATA)
     strides = tuple(strides_of(t.shape, channels_last=last) for t in (x, weight))
     for number in (7, 6, 1):
-        one = {p: next(a for a in here.algorithms(layer, p) if a.number == number) for p in Pass}
+        one = {p: next(a for a in here.algorithms(layer, p) if a.number == number) for p in Direction}
         choice = Choice(convolution=layer, algorithms=((forward, one[forward]),), strides=(expected.stride(),))
         made = ConvolutionBy(choice)(x, weight, bias, *settings)
         assert made.stride() == expected.stride()
         torch.testing.assert_close(made, expected)
-        both = Choice(convolution=layer, algorithms=((back, one[back]), (Pass.FILTER, one[Pass.FILTER])), strides=strides)
+        both = Choice(convolution=layer, algorithms=((back, one[back]), (Direction.FILTER, one[Direction.FILTER])), strides=strides)
         for a, b in zip(ConvolutionBackwardBy(both)(gradient, x, weight, *rest), wanted, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
@@ -204,30 +214,32 @@ def layer_of(x: torch.Tensor, weight: torch.Tensor, **more: Any) -> Convolution:
 
 def test_what_the_library_says_of_an_algorithm(here: Library) -> None:
     x, weight = torch.randn(2, 3, 5, 5), torch.randn(4, 3, 3, 3)
-    found = here.algorithms(layer_of(x, weight), Pass.FORWARD)
+    found = here.algorithms(layer_of(x, weight), Direction.FORWARD)
     assert [(a.number, a.workspace_bytes, a.deterministic) for a in found] == [(7, 300, True), (6, 60, False), (1, 0, True)]
     assert {a.math for a in found} == {3}, "without TF32 factors must not be rounded, whatever the library suggests"
-    assert {a.math for a in here.algorithms(layer_of(x, weight, tf32=True), Pass.FORWARD)} == {0, 1}
+    assert {a.math for a in here.algorithms(layer_of(x, weight, tf32=True), Direction.FORWARD)} == {0, 1}
 
 
 def test_a_refused_call_says_what_and_why(here: Library) -> None:
     x, weight = torch.randn(2, 3, 5, 5), torch.randn(4, 3, 3, 3)
     with pytest.raises(CudnnError, match="cudnnConvolutionForward failed with status 3000, FAKE_NOT_SUPPORTED"):
-        here.run(layer_of(x, weight), Pass.FORWARD, named(5, 0), x, weight, torch.empty(2, 4, 5, 5))
+        here.run(layer_of(x, weight), Direction.FORWARD, named(5, 0), x, weight, torch.empty(2, 4, 5, 5))
     volume = replace(layer_of(x, weight), input=(2, 3, 5, 5, 5))
     with pytest.raises(CudnnError, match="cudnnSetTensorNdDescriptor failed"):
-        here.algorithms(volume, Pass.FORWARD)
+        here.algorithms(volume, Direction.FORWARD)
 
 
 def test_an_algorithm_that_does_not_run_is_done_by_pytorch(here: Library) -> None:
     x, weight, bias, settings = shapes()
     layer = layer_of(x, weight)
-    refused = Choice(convolution=layer, algorithms=((Pass.FORWARD, named(5, 0)),), strides=((),))
+    refused = Choice(convolution=layer, algorithms=((Direction.FORWARD, named(5, 0)),), strides=((),))
     object.__setattr__(refused, "strides", ((6 * 9 * 8, 72, 8, 1),))
     expected = aten.convolution.default(x, weight, bias, *settings)
     assert torch.equal(ConvolutionBy(refused)(x, weight, bias, *settings), expected)
     both = Choice(
-        convolution=layer, algorithms=((Pass.DATA, named(5, 0)), (Pass.FILTER, named(5, 0))), strides=(x.stride(), weight.stride())
+        convolution=layer,
+        algorithms=((Direction.DATA, named(5, 0)), (Direction.FILTER, named(5, 0))),
+        strides=(x.stride(), weight.stride()),
     )
     gradient, rest = torch.randn_like(expected), ([6], *settings, [True, True, True])
     for a, b in zip(
@@ -280,9 +292,9 @@ def test_parts_of_a_concatenation_are_read_where_they_lie(here: Library, case: d
     )
     assert layer.input_strides == big.stride()
     assert layer.output_strides == small.stride()
-    back = Pass.FORWARD if transposed else Pass.DATA
+    back = Direction.FORWARD if transposed else Direction.DATA
     strides = tuple(strides_of(t.shape, channels_last=last) for t in (x, weight))
-    choice = Choice(convolution=layer, algorithms=((back, named(1, 0)), (Pass.FILTER, named(1, 0))), strides=strides)
+    choice = Choice(convolution=layer, algorithms=((back, named(1, 0)), (Direction.FILTER, named(1, 0))), strides=strides)
     dense = replace(layer, input_strides=(), output_strides=())
     with pytest.raises(CudnnError, match="instead of"):
         _expect_strides(choice, x, layer.input_strides)
@@ -323,8 +335,8 @@ def test_the_parts_of_a_concatenation_are_offered_without_a_copy(here: Library, 
     x = torch.randn(8, 4, 16, 16).contiguous(memory_format=torch.channels_last)
     call = Call.flatten((x, torch.randint(0, 4, (8,))), {})
     fine = capture(model, call, loss_fn=nn.functional.cross_entropy, num_targets=1, compiler=Inductor() if compiled else None)
-    captured = with_library_forms(fine, least_fraction=0.0)
-    captured = with_regions(captured, Inductor(), choices=False) if compiled else captured
+    captured = offer_choices(fine, "inductor", Context(least_fraction=0.0))
+    captured = gather_regions(captured, Inductor(), choices=False) if compiled else captured
     names = {op.id: [v.name for v in op.variants] for op in captured.graph.ops if op.name == "aten.convolution_backward.default"}
     names = {op: offered for op, offered in names.items() if "8 slices" in offered}
     assert len(names) == 2, "the two that are concatenated"
@@ -349,7 +361,7 @@ def test_a_step_with_other_algorithms_everywhere(here: Library, channels_last: b
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         x = call.tensors[0].contiguous(memory_format=torch.channels_last)
         call = Call.flatten((x, call.tensors[1]), {})
-    captured = add_variants(capture(model, call, loss_fn=nn.functional.cross_entropy, num_targets=1), rounding=True, least_fraction=0.0)
+    captured = offer_choices(capture(model, call, loss_fn=nn.functional.cross_entropy, num_targets=1), "eager", Context(least_fraction=0.0))
     graph = captured.graph
 
     def chosen(op: Op) -> int:
@@ -369,8 +381,8 @@ def test_the_workspace_is_weighed_with_the_op(here: Library, position: int, tmp_
     torch.manual_seed(0)
     model = nn.Conv2d(3, 4, 3, padding=1)
     plain = capture(model, Call.flatten((torch.randn(2, 3, 64, 64),), {}))
-    captured = with_library_forms(plain, least_fraction=0.0)
-    costs = measured(captured, cache=Cache(tmp_path))
+    captured = offer_choices(plain, "inductor", Context(least_fraction=0.0))
+    costs = measure_costs(captured, cache=Cache(tmp_path))
     offered = [(op.id, len(op.variants) if position else 1) for op in captured.graph.ops if op.variants]
     assert len(offered) == 2
     for op, variant in offered:
@@ -385,7 +397,7 @@ def test_in_compiled_regions_too(here: Library) -> None:
     model, call = setting()
     model.drop = nn.Identity()  # compiled code draws other numbers
     fine = capture(model, call, loss_fn=nn.functional.cross_entropy, num_targets=1, compiler=Inductor())
-    captured = with_regions(with_library_forms(fine, least_fraction=0.0), Inductor(), choices=False)
+    captured = gather_regions(offer_choices(fine, "inductor", Context(least_fraction=0.0)), Inductor(), choices=False)
     chosen = {op.id: len(op.variants) for op in captured.graph.ops if any(v.name.startswith("algorithm") for v in op.variants)}
     assert len(chosen) == 4, "two convolutions, forward and backward, outside of every region"
     schedule = schedule_from_ops(captured.graph, [(op.id, chosen.get(op.id, 0)) for op in captured.graph.ops])
@@ -397,13 +409,13 @@ def test_in_compiled_regions_too(here: Library) -> None:
 def test_a_variant_that_cannot_run_here_is_never_worth_it(here: Library, tmp_path: Path) -> None:
     model, call = setting()
     plain = capture(model, call, loss_fn=nn.functional.cross_entropy, num_targets=1)
-    captured = with_library_forms(plain, least_fraction=0.0)
+    captured = offer_choices(plain, "inductor", Context(least_fraction=0.0))
 
     def broken(*_: Any) -> None:
         raise RuntimeError("no kernel")
 
     calls = tuple(tuple(replace(c, target=broken) for c in forms) for forms in captured.variant_calls)
-    costs = measured(replace(captured, variant_calls=calls), cache=Cache(tmp_path))
+    costs = measure_costs(replace(captured, variant_calls=calls), cache=Cache(tmp_path))
     total = sum(s.size_bytes for s in captured.graph.storages)
     for op in captured.graph.ops:
         for variant in range(1, len(op.forms)):

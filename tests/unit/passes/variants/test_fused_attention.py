@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.passes.variants.test_registry import gradients_of, plain_gradients
+from tests.unit.passes.variants.test_choices import gradients_of, plain_gradients
 from torch import nn
 from torch.nn.functional import cross_entropy, dropout, scaled_dot_product_attention
 
 import memfit
-from memfit.capture.capture import capture
 from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call
 from memfit.core.costs import uniform_costs
 from memfit.core.simulate import simulate
-from memfit.passes.variants.registry import add_variants
+from memfit.passes.interface import Context
+from memfit.passes.run import offer_choices
+from memfit.pipeline.capture import capture
 from memfit.planning import plan
 from memfit.planning.model.to_schedule import schedule_from_ops
 from memfit.profile.roofline import roofline
@@ -100,7 +101,7 @@ def offered(model: nn.Module, dtype: torch.dtype = torch.float32) -> tuple[Captu
     torch.manual_seed(0)
     call = Call.flatten((torch.randn(3, _LENGTH, _WIDTH, dtype=dtype), torch.tensor([0, 4, 1])), {})
     plain = capture(model, call, loss_fn=cross_entropy, num_targets=1)
-    return add_variants(plain, rounding=True, least_fraction=0.0), call
+    return offer_choices(plain, "eager", Context(least_fraction=0.0)), call
 
 
 def fused_ops(captured: Captured) -> list[str]:
@@ -216,7 +217,7 @@ def test_a_transformer_trains_where_one_matrix_of_scores_would_not_fit() -> None
 def test_the_fused_way_counts_its_arithmetic() -> None:
     model, x, y = transformer()
     plain = capture(model, Call.flatten((x, y), {}), loss_fn=cross_entropy, num_targets=1)
-    captured = add_variants(plain, rounding=True, least_fraction=0.0)
+    captured = offer_choices(plain, "eager", Context(least_fraction=0.0))
     costs = roofline(captured, "cpu")
     of = {op.name: costs.op_time_ns[op.id] for op in captured.graph.ops if op.name.startswith("memfit.fused_attention")}
     product = max(costs.op_time_ns[op.id] for op in captured.graph.ops if op.name == "aten.bmm.default")
@@ -226,6 +227,6 @@ def test_the_fused_way_counts_its_arithmetic() -> None:
 def test_a_lower_floor_with_the_same_step() -> None:
     model, x, y = transformer()
     plain = capture(model, Call.flatten((x, y), {}), loss_fn=cross_entropy, num_targets=1)
-    captured = add_variants(plain, rounding=True)
+    captured = offer_choices(plain, "eager", Context())
     floors = [plan(c.graph, uniform_costs(c.graph), 0, time_limit_s=1).lower_bound_bytes for c in (plain, captured)]
     assert floors[1] < 0.7 * floors[0]

@@ -7,7 +7,7 @@ import numpy as np
 import memfit
 from memfit.core.budget import Budget
 from memfit.core.costs import Costs
-from memfit.planning.cuts.milestones import keep_milestones, waiting_links
+from memfit.planning.cuts.milestones import find_waiting_links, keep_milestones
 from memfit.planning.cuts.near_peak import cuts_near_peak
 from memfit.planning.cuts.program import CutProgram
 from memfit.planning.cuts.rounding import seeds_from
@@ -58,7 +58,7 @@ def _seed(search: Search, program: CutProgram) -> tuple[Ints, list[int]]:
     solution = program.solve(search.problem.limit_bytes)
     assert solution is not None
     seed = next(seeds_from(search.problem.model, solution))
-    return seed.sequence, waiting_links(search, seed.sequence, solution)
+    return seed.sequence, find_waiting_links(search, seed.sequence, solution)
 
 
 def test_the_links_of_a_residual_stream_wait_at_the_peak_of_the_lp_s_seed() -> None:

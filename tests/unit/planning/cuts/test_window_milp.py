@@ -13,11 +13,11 @@ from memfit.core.budget import Budget
 from memfit.core.costs import uniform_costs
 from memfit.planning import plan
 from memfit.planning.baselines.sqrt_segments import SqrtSegments
-from memfit.planning.cuts.refine import Chain
+from memfit.planning.cuts.refine import CutChain
 from memfit.planning.cuts.wide_ops import cut_wide_ops, lengthen_at_wide_ops
 from memfit.planning.cuts.window_milp import _Window, find_crossing, find_kept, improve_windows
 from memfit.planning.model.fast_judge import peak_and_time, usage_of
-from memfit.planning.model.lower_bounds import working_sets
+from memfit.planning.model.lower_bounds import list_working_sets
 from memfit.planning.problem import Problem
 from memfit.planning.search.state import Search
 from memfit.planning.settings import WideOpSettings
@@ -52,7 +52,7 @@ def test_what_a_plan_keeps_adds_up_to_what_it_holds() -> None:
     for sequence in (np.array(model.agenda, np.int64), SqrtSegments().sequence(_search(graph, 130).problem)):
         assert sequence is not None
         usage = usage_of(a, sequence)
-        for cut in Chain(model).fullest(sequence):
+        for cut in CutChain(model).fullest(sequence):
             at = next(p for p, f in enumerate(sequence) if int(f) in model.producers[cut])
             fresh = sum(int(a.size[s]) for s in model.outs[sequence[at]])
             assert a.base_bytes + int(a.size[find_kept(model, sequence, cut)].sum()) + fresh == usage[at]
@@ -93,9 +93,9 @@ def test_the_widest_ops_are_cuts_from_the_beginning() -> None:
     graph = _layers(20, wide=3)
     search = _search(graph, 90)
     model = search.problem.model
-    needs = working_sets(model)
+    needs = list_working_sets(model)
     assert needs == sorted(needs, reverse=True)
-    first = Chain(model).fullest(np.array(model.agenda, np.int64))[0]
+    first = CutChain(model).fullest(np.array(model.agenda, np.int64))[0]
     chain = cut_wide_ops(search.problem, first, WideOpSettings())
     assert 1 < len(chain.cuts) <= 5
     lengthen_at_wide_ops(search, chain, seconds=6.0)
@@ -112,7 +112,7 @@ def test_stages_bound_the_optimum() -> None:
         whole = plan(graph, costs, planner="keep_all").plan
         limit = int(0.85 * whole.timeline.peak_bytes) if whole is not None else 0
         search = Search(Problem(graph=graph, costs=costs, budget=Budget(device_bytes=limit), time_limit_s=5.0))
-        required = [s for s in sorted(Chain(search.problem.model).required) if search.problem.model.producers[s]]
+        required = [s for s in sorted(CutChain(search.problem.model).required) if search.problem.model.producers[s]]
         if search.proof or not required or search.problem.model.partial:
             continue
         try:

@@ -14,7 +14,7 @@ from memfit.core.outcome import Outcome, Status
 from memfit.core.plan import Plan, Timeline
 from memfit.core.schedule import Schedule
 from memfit.core.simulate import simulate
-from memfit.planning.frontier.monotone import curve, monotone, share_out, spread
+from memfit.planning.frontier.monotone import make_monotone, plan_curve, share_out, spread_budgets
 
 
 def _outcome(peak_bytes: int | None, time_ns: int, bound_ns: int = 0) -> Outcome:
@@ -36,7 +36,7 @@ def test_a_plan_is_offered_up_and_down_and_bounds_go_down() -> None:
         (40, _outcome(40, 60)),
         (5, _outcome(None, 0)),
     ]
-    settled = monotone(points)
+    settled = make_monotone(points)
     assert [limit for limit, _ in settled] == [5, 10, 20, 30, 40]
     assert settled[0][1].plan is None
     found = [outcome.require_plan().timeline for _, outcome in settled[1:]]
@@ -52,8 +52,8 @@ def test_monotone_in_both_directions_and_judged(planner: str, seed: int) -> None
     rng = Random(seed)
     graph = random_training_graph(rng, max_layers=7)
     costs = random_costs(rng, graph, max_levels=0)
-    budgets = spread(graph, costs, 6)
-    points = curve(graph, costs, budgets, planner=planner, time_limit_s=0.6)
+    budgets = spread_budgets(graph, costs, 6)
+    points = plan_curve(graph, costs, budgets, planner=planner, time_limit_s=0.6)
     assert [limit for limit, _ in points] == list(budgets)
     found = [(limit, outcome.plan) for limit, outcome in points if outcome.plan is not None]
     assert found[-1][0] == budgets[-1]  # keep-all always fits there
@@ -71,9 +71,9 @@ def test_bad_budgets_are_refused() -> None:
     graph = random_training_graph(Random(0))
     costs = random_costs(Random(0), graph)
     with pytest.raises(BadInput, match="at least 1"):
-        spread(graph, costs, 0)
+        spread_budgets(graph, costs, 0)
     for fractions in ([], [-0.1], [float("nan")]):
         with pytest.raises(BadInput, match="shares"):
             share_out(100, fractions)
     assert share_out(100, [1, 0.5, 0.5]) == (50, 100)
-    assert len(spread(graph, costs, 1)) == 1
+    assert len(spread_budgets(graph, costs, 1)) == 1

@@ -13,7 +13,7 @@ import pytest
 from memfit.core.budget import Budget
 from memfit.core.costs import uniform_costs
 from memfit.planning.jit import warm_up as compile_ahead
-from memfit.planning.jit.warm_up import ALWAYS, KERNELS, start_compiling, with_kernels
+from memfit.planning.jit.warm_up import ALWAYS, KERNELS, prepare_kernels, start_compiling
 from memfit.planning.problem import Problem, Progress
 
 ROOT = Path(__file__).parents[4]
@@ -40,7 +40,7 @@ def _problem(progress=None) -> Problem:  # type: ignore[no-untyped-def]
 def test_nothing_is_started_where_everything_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_ahead, "is_cached", lambda kernel: True)
     problem = _problem()
-    assert with_kernels(problem) is problem
+    assert prepare_kernels(problem) is problem
 
 
 def test_only_what_is_missing_is_compiled_and_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,14 +64,14 @@ def test_where_no_process_can_be_started_planning_goes_on(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
     problem = _problem()
-    assert with_kernels(problem) is problem
+    assert prepare_kernels(problem) is problem
 
 
 def test_the_clock_stands_still_while_kernels_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_ahead, "_CODE", "import time; time.sleep(0.5)")
     heard: list[Progress] = []
     problem = _problem(heard.append)
-    later = with_kernels(problem)
+    later = prepare_kernels(problem)
     assert later.started_s - problem.started_s >= 0.5
     assert later.model is problem.model
     assert [p.note for p in heard] == ["compiling the planner, once on this machine"]
@@ -80,7 +80,7 @@ def test_the_clock_stands_still_while_kernels_compile(monkeypatch: pytest.Monkey
 
 def test_a_process_that_fails_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_ahead, "_CODE", "raise SystemExit(3)")
-    assert with_kernels(_problem()).budget == Budget(device_bytes=10)
+    assert prepare_kernels(_problem()).budget == Budget(device_bytes=10)
 
 
 def test_an_interrupt_ends_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_an_interrupt_ends_the_processes(monkeypatch: pytest.MonkeyPatch) -> Non
     with monkeypatch.context() as during:
         during.setattr(subprocess.Popen, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            with_kernels(_problem())
+            prepare_kernels(_problem())
     assert len(jobs) == len(ALWAYS)
     assert all(job.wait(timeout=20) != 0 for job in jobs)
 

@@ -12,11 +12,11 @@ import memfit
 from memfit.core.costs import Costs
 from memfit.core.simulate import simulate
 from memfit.planning import plan
-from memfit.planning.cuts.milp import stdout_to_stderr
+from memfit.planning.cuts.milp import redirect_stdout
 from memfit.planning.cuts.near_peak import cuts_near_peak
 from memfit.planning.cuts.program import CutProgram
 from memfit.planning.model.fast_judge import INVALID, peak_and_time
-from memfit.planning.model.inplace_forms import find_siblings, overwritten
+from memfit.planning.model.inplace_forms import find_siblings, use_inplace
 from memfit.planning.model.reduce import build_model
 from memfit.planning.model.to_schedule import schedule_of
 
@@ -102,7 +102,7 @@ def test_overwriting_is_legal_and_never_holds_more() -> None:
             at = int(rng.integers(1, len(sequence)))
             sequence = np.insert(sequence, at, sequence[int(rng.integers(0, at))])
         before = peak_and_time(model.arrays, sequence)
-        after = overwritten(model.arrays, sequence, siblings)
+        after = use_inplace(model.arrays, sequence, siblings)
         peak, time = peak_and_time(model.arrays, after)
         assert before[0] != INVALID
         assert peak != INVALID
@@ -114,7 +114,7 @@ def test_overwriting_is_legal_and_never_holds_more() -> None:
 
 
 def test_the_solver_prints_on_stderr(capfd: pytest.CaptureFixture[str]) -> None:
-    with stdout_to_stderr():
+    with redirect_stdout():
         os.write(1, b"a line of the solver's own\n")
     os.write(1, b"data\n")
     captured = capfd.readouterr()

@@ -16,8 +16,8 @@ from memfit.core.outcome import Outcome, Status
 from memfit.core.schedule import Compute, Free, Offload, Reload, Schedule
 from memfit.core.simulate import simulate
 from memfit.planning import Problem, plan
-from memfit.planning.offload.graph import Fetched, can_wait
-from memfit.planning.offload.overlap import spread, waited
+from memfit.planning.offload.graph import OffloadGraph, find_waitable
+from memfit.planning.offload.overlap import measure_waits, overlap_copies
 from memfit.planning.offload.planner import Offloading
 from memfit.planning.search.auto import Portfolio
 
@@ -46,7 +46,10 @@ def test_a_link_as_fast_as_the_ops_hides_its_copies() -> None:
     assert found.plan.timeline.peak_bytes <= whole.peak_bytes // 2
     assert {type(s) for s in found.plan.schedule.steps} == {Compute, Free, Offload, Reload}
     assert simulate(graph, found.plan.schedule, costs, found.plan.budget) == found.plan.timeline
-    assert sum(waited(Problem(graph=graph, costs=costs, budget=found.plan.budget), found.plan.schedule).values()) <= 0.02 * whole.time_ns
+    assert (
+        sum(measure_waits(Problem(graph=graph, costs=costs, budget=found.plan.budget), found.plan.schedule).values())
+        <= 0.02 * whole.time_ns
+    )
     assert found.lower_bound_ns <= found.plan.timeline.time_ns
 
 
@@ -109,13 +112,13 @@ def test_a_plan_of_the_graph_with_fetches_is_a_plan_of_the_step(seed: int) -> No
     rng = Random(seed)
     graph = random_graph(rng, FULL)
     costs = replace(random_costs(rng, graph, max_levels=0), levels=(Level(read_bytes_per_s=1e9),))
-    storages = sorted(can_wait(graph))[:3]
+    storages = sorted(find_waitable(graph))[:3]
     readers = {s: [o.id for o in graph.ops if any(graph.storage_of(t) == s for t in o.inputs)][-1:] for s in storages}
-    offers = Fetched(graph, costs, readers, {})
+    offers = OffloadGraph(graph, costs, readers, {})
     outcome = plan(offers.graph, offers.costs, planner="keep_all")
-    schedule = offers.translated(outcome.require_plan().schedule)
+    schedule = offers.translate(outcome.require_plan().schedule)
     problem = Problem(graph=graph, costs=costs, budget=Budget(device_bytes=2**40))
-    assert simulate(graph, spread(problem, schedule), costs).time_ns <= simulate(graph, schedule, costs).time_ns
+    assert simulate(graph, overlap_copies(problem, schedule), costs).time_ns <= simulate(graph, schedule, costs).time_ns
 
 
 def test_what_is_overwritten_after_it_was_sent_comes_back_for_its_other_reader() -> None:
@@ -125,11 +128,11 @@ def test_what_is_overwritten_after_it_was_sent_comes_back_for_its_other_reader()
     graph = graph_of([10] * 5, ops, results=[0, 4])
     costs = linked(graph, op_ns=100, copy_ns=100, size_bytes=10)
     costs = replace(costs, variant_time_ns=((), (100,), (), ()), variant_workspace_bytes=((), (0,), (), ()))
-    offers = Fetched(graph, costs, {1: [3]}, {})
+    offers = OffloadGraph(graph, costs, {1: [3]}, {})
     number = {o.name: o.id for o in offers.graph.ops}
     steps = [Compute(number["f0"]), Compute(number["memfit.send"]), Compute(number["memfit.fetch"]), Compute(number["f1"], 1)]
     steps += [Compute(number["f2"]), Compute(number["f3"])]
-    found = offers.translated(Schedule(steps=tuple(steps)))
+    found = offers.translate(Schedule(steps=tuple(steps)))
     assert found.steps[:4] == (Compute(0), Offload(1), Compute(1, 1), Reload(1))
     simulate(graph, found, costs)
 
@@ -157,8 +160,8 @@ def test_copies_are_spread_as_far_as_memory_allows() -> None:
         )
     )
     assert simulate(graph, tight, costs).time_ns == 600
-    roomy = spread(Problem(graph=graph, costs=costs, budget=Budget(device_bytes=50)), tight)
+    roomy = overlap_copies(Problem(graph=graph, costs=costs, budget=Budget(device_bytes=50)), tight)
     assert simulate(graph, roomy, costs, Budget(device_bytes=50)).time_ns == 500
     assert roomy.steps.index(Reload(1)) < roomy.steps.index(Compute(3))
-    narrow = spread(Problem(graph=graph, costs=costs, budget=Budget(device_bytes=40)), tight)
+    narrow = overlap_copies(Problem(graph=graph, costs=costs, budget=Budget(device_bytes=40)), tight)
     assert simulate(graph, narrow, costs, Budget(device_bytes=40)).time_ns == 600

@@ -20,7 +20,7 @@ from memfit.core.outcome import Status
 from memfit.planning import Progress, plan
 from memfit.planning.cuts.near_peak import cuts_near_peak
 from memfit.planning.cuts.program import CutProgram
-from memfit.planning.cuts.refine import Chain, refine
+from memfit.planning.cuts.refine import CutChain, refine
 from memfit.planning.cuts.rounding import seeds_from
 from memfit.planning.model.fast_judge import peak_and_time
 from memfit.planning.model.inplace_forms import find_siblings
@@ -146,7 +146,7 @@ def test_chains_of_cuts_only_raise_the_bound() -> None:
     model = build_model(graph, uniform_costs(graph))
     first = next(cuts_near_peak(model))
     for limit, higher in ((100, 0), (50, 1)):
-        chain = Chain(model, first)
+        chain = CutChain(model, first)
         single = solution = CutProgram(model, chain.cuts).solve_whole(limit, time_limit_s=5)
         for _ in range(4):
             assert solution is not None
@@ -170,7 +170,7 @@ def test_what_one_op_makes_is_one_cut() -> None:
     ops = tuple(memfit.Op(id=i, name="op", inputs=ins, outputs=outs) for i, (ins, outs) in enumerate(wiring))
     graph = memfit.Graph(ops=ops, tensors=tensors, storages=storages, sources=(0,), results=(4,))
     model = build_model(graph, uniform_costs(graph))
-    chain = Chain(model, 2)
+    chain = CutChain(model, 2)
     assert not chain.insert(3)
     assert chain.insert(1)
     assert chain.insert(4)

@@ -7,14 +7,14 @@ import numpy as np
 from memfit import planning, tape
 from memfit.chain.strategies.revolve import num_forwards
 from memfit.core import simulate
-from memfit.tape.examples.ten_layers import as_in_the_slides, count_matmuls, least_matmuls, nearest_checkpoint, ten_layers
+from memfit.tape.examples.ten_layers import count_matmuls, least_matmuls, nearest_checkpoint, run_the_slides, ten_layers
 from memfit.tape.memory.byte_trace import trace
 from memfit.tape.plain_schedules import drop_early, keep_all
 
 
 def test_the_slides_count_75_by_a_late_binding_closure_that_rebuilds_wrong_values() -> None:
-    assert as_in_the_slides() == (75, False)
-    assert as_in_the_slides(bind_late=False) == (51, True)
+    assert run_the_slides() == (75, False)
+    assert run_the_slides(bind_late=False) == (51, True)
 
 
 def test_revolve_with_the_same_two_slots_needs_41() -> None:

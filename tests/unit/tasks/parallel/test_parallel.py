@@ -7,7 +7,17 @@ import random
 import pytest
 
 from memfit.core import IllegalSchedule, InfeasibleBudget, Status
-from memfit.tasks import Run, as_tree, judge_parallel, makespan_lower_bound, random_dag, random_tree, schedule, task_graph, tree_graph
+from memfit.tasks import (
+    Run,
+    judge_parallel,
+    makespan_lower_bound,
+    random_dag,
+    random_tree,
+    recognize_tree,
+    schedule,
+    task_graph,
+    tree_graph,
+)
 from memfit.tasks.api import run_parallel
 from memfit.tasks.graph import TaskGraph
 from memfit.tasks.sequential.choose_algorithm import solve
@@ -35,7 +45,7 @@ def _random_graph(rng: random.Random, tree: bool) -> TaskGraph:
 def test_every_algorithm_is_legal_and_the_bounded_ones_stay_within_memory(seed: int) -> None:
     rng = random.Random(seed)
     graph = _random_graph(rng, tree=seed % 2 == 0)
-    tree, solution = as_tree(graph), solve(graph, time_limit_s=0.3)
+    tree, solution = recognize_tree(graph), solve(graph, time_limit_s=0.3)
     for processors in (1, 2, 5):
         for factor in (1.0, 1.2, 2.0):
             memory = int(solution.peak_bytes * factor)

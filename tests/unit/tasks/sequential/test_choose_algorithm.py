@@ -7,7 +7,6 @@ import pytest
 
 from memfit.core import BadInput, IllegalSchedule, Status
 from memfit.tasks import (
-    as_tree,
     best_postorder,
     cpsat_order,
     exact_order,
@@ -22,6 +21,7 @@ from memfit.tasks import (
     random_dag,
     random_series_parallel,
     random_tree,
+    recognize_tree,
     schedule,
     series_parallel_order,
     task_graph,
@@ -34,7 +34,7 @@ from memfit.tasks.sequential.liu import _liu
 @pytest.mark.parametrize("levels", [1, 2, 3, 4])
 def test_harpoon_has_the_peaks_of_the_lecture(levels: int) -> None:
     large, small, branches = 3000, 2, 3
-    tree = as_tree(harpoon(branches=branches, levels=levels, large=large, small=small))
+    tree = recognize_tree(harpoon(branches=branches, levels=levels, large=large, small=small))
     assert tree is not None
     assert best_postorder(tree)[1] == large + small + levels * (branches - 1) * large // branches
     assert liu_order(tree)[1] == large + small + levels * (branches - 1) * small
@@ -42,7 +42,7 @@ def test_harpoon_has_the_peaks_of_the_lecture(levels: int) -> None:
 
 def test_compiled_and_plain_kernels_agree() -> None:
     graph = random_tree(COMPILE_FROM // 2, seed=9)
-    tree = as_tree(graph)
+    tree = recognize_tree(graph)
     assert tree is not None
     order, peak = liu_order(tree)
     compiled = np.empty(tree.num_nodes, np.int64)
@@ -50,7 +50,7 @@ def test_compiled_and_plain_kernels_agree() -> None:
     assert again == peak
     assert compiled.tolist() == order.tolist()
     large = random_tree(3 * COMPILE_FROM, seed=9)
-    assert judge_order(large, liu_order(as_tree(large))[0]).peak_bytes == schedule(large, algorithm="minmem").peak_bytes  # type: ignore[arg-type]
+    assert judge_order(large, liu_order(recognize_tree(large))[0]).peak_bytes == schedule(large, algorithm="minmem").peak_bytes  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

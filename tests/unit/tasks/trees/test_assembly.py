@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sparse
 
 from memfit.core import BadInput
-from memfit.tasks import as_tree, assembly_tree, liu_order
+from memfit.tasks import assembly_tree, liu_order, recognize_tree
 
 
 def _grid(side: int) -> sparse.csr_matrix:
@@ -49,7 +49,7 @@ def test_amalgamation_shrinks_the_tree_and_keeps_all_columns(ordering: str) -> N
     sizes = []
     for amalgamation in (None, 0.0, 0.2, 0.6):
         graph = assembly_tree(matrix, ordering, amalgamation)
-        tree = as_tree(graph)
+        tree = recognize_tree(graph)
         assert tree is not None
         assert liu_order(tree)[1] > 0
         sizes.append(graph.num_tasks)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from memfit.capture.capture import capture
 from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call
 from memfit.core.costs import uniform_costs
@@ -19,9 +18,13 @@ from memfit.core.graph import Op
 from memfit.core.simulate import simulate
 from memfit.kernels.bits import PackSigns, ReluGradientFromBits, count_packed_bytes
 from memfit.kernels.sliced_convolution import ConvolutionBackwardInSlices, ConvolutionInSlices
-from memfit.passes.step.chunked_loss import with_chunked_loss
-from memfit.passes.variants.registry import add_variants, with_sliced_convolutions
-from memfit.pipeline.prepare import Task
+from memfit.passes.interface import Context
+from memfit.passes.run import offer_choices
+from memfit.passes.step.chunked_loss import chunk_loss
+from memfit.passes.variants.convolution_slices import slice_convolutions
+from memfit.pipeline.capture import capture
+from memfit.pipeline.forms import Forms
+from memfit.pipeline.task import Task
 from memfit.planning import plan
 from memfit.planning.model.to_schedule import schedule_from_ops
 from memfit.runtime.autograd_step import Ready, Session, run
@@ -75,7 +78,7 @@ def plain_gradients(model: nn.Module, call: Call, loss_fn: Callable[..., Any]) -
 
 def forms() -> list[tuple[str, str]]:
     model, call = setting()
-    captured = add_variants(capture(model, call, loss_fn=nn.functional.cross_entropy, num_targets=1), rounding=True, least_fraction=0.0)
+    captured = offer_choices(capture(model, call, loss_fn=nn.functional.cross_entropy, num_targets=1), "eager", Context(least_fraction=0.0))
     return sorted({(op.name, v.name) for op in captured.graph.ops for v in op.variants})
 
 
@@ -87,7 +90,7 @@ def test_what_is_offered() -> None:
 @pytest.mark.parametrize(("op_name", "variant_name"), forms())
 def test_a_step_with_one_variant_everywhere(op_name: str, variant_name: str) -> None:
     model, call = setting()
-    captured = add_variants(capture(model, call, loss_fn=nn.functional.cross_entropy, num_targets=1), rounding=True, least_fraction=0.0)
+    captured = offer_choices(capture(model, call, loss_fn=nn.functional.cross_entropy, num_targets=1), "eager", Context(least_fraction=0.0))
     graph = captured.graph
 
     def chosen(op: Op) -> int:
@@ -113,7 +116,7 @@ def test_a_step_with_one_variant_everywhere(op_name: str, variant_name: str) -> 
 
 def test_norms_from_their_statistics() -> None:
     model, call = setting()
-    captured = add_variants(capture(model, call, loss_fn=nn.functional.cross_entropy, num_targets=1), rounding=True, least_fraction=0.0)
+    captured = offer_choices(capture(model, call, loss_fn=nn.functional.cross_entropy, num_targets=1), "eager", Context(least_fraction=0.0))
     graph = captured.graph
     apply = [op for op in graph.ops if op.name == "memfit.norm_apply"]
     assert len(apply) == 2
@@ -152,7 +155,7 @@ def test_a_loss_in_chunks(reduction: str, autocast: bool) -> None:
         return nn.functional.cross_entropy(logits, target, reduction=reduction)
 
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        captured = with_chunked_loss(capture(model, call, loss_fn=loss_fn, num_targets=1), least_fraction=0.0)
+        captured = chunk_loss(capture(model, call, loss_fn=loss_fn, num_targets=1), least_fraction=0.0)
         plain = plain_gradients(model, call, loss_fn)
     assert captured is not None
     names = [op.name for op in captured.graph.ops]
@@ -170,15 +173,16 @@ def test_logits_that_somebody_else_reads_stay_whole() -> None:
     def loss_fn(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(logits, target) + logits.square().mean()
 
-    assert with_chunked_loss(capture(model, call, loss_fn=loss_fn, num_targets=1), least_fraction=0.0) is None
+    assert chunk_loss(capture(model, call, loss_fn=loss_fn, num_targets=1), least_fraction=0.0) is None
 
 
 def test_the_chunked_offer_goes_below_the_plain_minimum() -> None:
     model = Words()
     tokens = torch.randint(0, 300, (8, 64))
     call = Call.flatten((tokens, tokens.flatten()), {})
-    offers = list(Task(model=model, loss_fn=nn.functional.cross_entropy, num_targets=1).offers(call))
-    minima = [plan(c.graph, uniform_costs(c.graph), 0, time_limit_s=1).lower_bound_bytes for c in offers]
+    forms = Forms(Task(model=model, loss_fn=nn.functional.cross_entropy, num_targets=1), call).usual()
+    graphs = [form.captured.graph for form in forms]
+    minima = [plan(graph, uniform_costs(graph), 0, time_limit_s=1).lower_bound_bytes for graph in graphs]
     assert minima[-1] < 0.7 * minima[0]
 
 
@@ -209,7 +213,7 @@ def test_a_loss_in_chunks_where_the_softmax_is_in_half_precision() -> None:
     def loss_fn(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return nn.functional.nll_loss(torch.log_softmax(logits, 1).float(), target)
 
-    captured = with_chunked_loss(capture(model, call, loss_fn=loss_fn, num_targets=1), least_fraction=0.0)
+    captured = chunk_loss(capture(model, call, loss_fn=loss_fn, num_targets=1), least_fraction=0.0)
     assert captured is not None
     plain = plain_gradients(model, call, loss_fn)
     schedule = plan(captured.graph, planner="keep_all").require_plan().schedule
@@ -220,7 +224,7 @@ def test_a_loss_in_chunks_where_the_softmax_is_in_half_precision() -> None:
 def test_large_convolutions_in_slices() -> None:
     model, call = setting()
     plain = capture(model, call, loss_fn=nn.functional.cross_entropy, num_targets=1)
-    captured = with_sliced_convolutions(plain, least_fraction=0.0)
+    captured = slice_convolutions(plain, least_fraction=0.0)
     assert captured is not None
     assert captured.graph.digest != plain.graph.digest
     assert sum("in slices" in op.name for op in captured.graph.ops) == 4

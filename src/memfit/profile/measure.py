@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -20,74 +20,98 @@ from memfit.core.costs import Costs, Level
 from memfit.kernels.implementation import Implementation
 from memfit.profile.allocations import peaks_of
 from memfit.profile.cache import Cache
-from memfit.profile.roofline import estimate_ns, is_free, with_fixed_workspace
+from memfit.profile.roofline import add_fixed_workspace, estimate_ns, is_free
 from memfit.torch_private.cuda import keep_busy
 from memfit.torch_private.tensors import disable_autocast
 from memfit.torch_private.trees import map_leaves
 
 Progress = Callable[[str, int, int], None]
-Build = Callable[[list[Any], Iterator[None]], None]
 _TARGET_S = 0.02  # stop repeating an op once it has run this long
 _MAX_RUNS = 7
 _METHOD = 3  # figures measured in another way are other figures
 
 
-def measured(captured: Captured, *, cache: Cache | None = None, progress: Progress | None = None, build: Build | None = None) -> Costs:
-    """Time and workspace of every op on the device where the captured model lives.
+class Measurement:
+    """The costs of a step's ops on the device where its model lives: what is not in the cache is to be run, and compiled before that.
 
-    `build` is told which targets are about to run, before any does: what must be compiled can be compiled together. It may draw on
-    first calls of the others while it waits: a library chooses and loads kernels then.
+    `targets` are about to run; `first_calls` runs those that are not compiled, one by one, while somebody waits for a compiler: a library
+    chooses and loads its kernels then.
     """
-    cache = cache or Cache()
-    device_name = name_of(captured.device)
-    forms = [(op.id, v) for op in captured.graph.ops for v in range(len(op.forms))]
-    signatures = {form: signature(captured, *form) for form in forms if _is_measured(captured, *form)}
-    distinct = {text: form for form, text in reversed(signatures.items())}
-    missing = [(text, form) for text, form in distinct.items() if cache.get(device_name, text) is None]
-    devices = [captured.device] if captured.device.type == "cuda" else []
-    guessed: dict[str, tuple[int, int]] = {}
-    broken: set[str] = set()  # variants that cannot run here
-    if build:
-        build([captured.call(*form).target for _, form in missing], _first_calls(captured, [form for _, form in missing]))
-    with torch.random.fork_rng(devices=devices):  # the caller's random numbers must not depend on whether we measured
-        for position, (text, form) in enumerate(missing):
-            if progress:
-                progress("measuring ops", position, len(missing))
-            try:
-                cache.put(device_name, text, _measure_op(captured, *form))
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError:  # invented values are not always what a kernel wants: such an op is estimated, and not cached
-                if form[1]:
-                    broken.add(text)
-                else:
-                    guessed[text] = (estimate_ns(captured, form[0]), 0)
-    cache.save()
 
-    def cost(op: int, variant: int) -> tuple[int, int]:
-        text = signatures.get((op, variant))
-        if text in broken:
-            return _priced_out(captured, cost(op, 0)[0])
-        return (0, 0) if text is None else guessed.get(text) or cache.get(device_name, text) or (0, 0)
+    def __init__(self, captured: Captured, *, cache: Cache | None = None) -> None:
+        self.captured, self.cache = captured, cache or Cache()
+        self.device_name = name_of(captured.device)
+        forms = [(op.id, v) for op in captured.graph.ops for v in range(len(op.forms))]
+        self.signatures = {form: signature(captured, *form) for form in forms if _is_measured(captured, *form)}
+        distinct = {text: form for form, text in reversed(self.signatures.items())}
+        self.missing = [(text, form) for text, form in distinct.items() if self.cache.get(self.device_name, text) is None]
+        self.guessed: dict[str, tuple[int, int]] = {}
+        self.broken: set[str] = set()  # variants that cannot run here
 
-    plain = [cost(op.id, 0) for op in captured.graph.ops]
-    others = [tuple(cost(op.id, v + 1) for v in range(len(op.variants))) for op in captured.graph.ops]
-    return Costs(
-        op_time_ns=tuple(p[0] for p in plain),
-        workspace_bytes=with_fixed_workspace(captured, [p[1] for p in plain]),
-        variant_time_ns=tuple(tuple(p[0] for p in pairs) for pairs in others),
-        variant_workspace_bytes=tuple(tuple(p[1] for p in pairs) for pairs in others),
-        levels=(link(captured.device),),
-        device=device_name,
-        graph_digest=captured.graph.digest,
-    )
+    @property
+    def targets(self) -> list[Any]:
+        return [self.captured.call(*form).target for _, form in self.missing]
+
+    def first_calls(self) -> Iterator[None]:
+        """On the GPU. A failure is left to the measurement."""
+        if self.captured.device.type != "cuda":
+            return
+        for _, form in self.missing:
+            if not hasattr(self.captured.call(*form).target, "is_compiled"):
+                with suppress(RuntimeError), torch.random.fork_rng(devices=[self.captured.device]):
+                    _runner(self.captured, *form)()
+                yield
+
+    def run(self, progress: Progress | None = None) -> Costs:
+        """Time and workspace of every op."""
+        devices = [self.captured.device] if self.captured.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):  # the caller's random numbers must not depend on whether we measured
+            for position, (text, form) in enumerate(self.missing):
+                if progress:
+                    progress("measuring ops", position, len(self.missing))
+                self._measure(text, form)
+        self.cache.save()
+        ops = self.captured.graph.ops
+        plain = [self._cost(op.id, 0) for op in ops]
+        others = [tuple(self._cost(op.id, v + 1) for v in range(len(op.variants))) for op in ops]
+        return Costs(
+            op_time_ns=tuple(p[0] for p in plain),
+            workspace_bytes=add_fixed_workspace(self.captured, [p[1] for p in plain]),
+            variant_time_ns=tuple(tuple(p[0] for p in pairs) for pairs in others),
+            variant_workspace_bytes=tuple(tuple(p[1] for p in pairs) for pairs in others),
+            levels=(link(self.captured.device),),
+            device=self.device_name,
+            graph_digest=self.captured.graph.digest,
+        )
+
+    def _measure(self, text: str, form: tuple[int, int]) -> None:
+        try:
+            self.cache.put(self.device_name, text, _measure_op(self.captured, *form))
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:  # invented values are not always what a kernel wants: such an op is estimated, and not cached
+            if form[1]:
+                self.broken.add(text)
+            else:
+                self.guessed[text] = (estimate_ns(self.captured, form[0]), 0)
+
+    def _cost(self, op: int, variant: int) -> tuple[int, int]:
+        text = self.signatures.get((op, variant))
+        if text in self.broken:
+            return _price_out(self.captured, self._cost(op, 0)[0])
+        return (0, 0) if text is None else self.guessed.get(text) or self.cache.get(self.device_name, text) or (0, 0)
+
+
+def measure_costs(captured: Captured, *, cache: Cache | None = None, progress: Progress | None = None) -> Costs:
+    """Time and workspace of every op on the device where the captured model lives; what has to be compiled is compiled as it is met."""
+    return Measurement(captured, cache=cache).run(progress)
 
 
 def _is_measured(captured: Captured, op: int, variant: int) -> bool:
     return captured.call(op, variant).role is Role.CALL and (variant > 0 or not is_free(captured, op))
 
 
-def _priced_out(captured: Captured, plain_ns: int) -> tuple[int, int]:
+def _price_out(captured: Captured, plain_ns: int) -> tuple[int, int]:
     """What no plan takes, since the op has another form."""
     return 1000 * max(plain_ns, 1), sum(s.size_bytes for s in captured.graph.storages)
 
@@ -115,17 +139,6 @@ def signature(captured: Captured, op: int, variant: int = 0) -> str:
 
 def _settings() -> str:
     return f"{torch.backends.cuda.matmul.allow_tf32}{torch.backends.cudnn.allow_tf32}{torch.backends.cudnn.benchmark}"
-
-
-def _first_calls(captured: Captured, forms: Iterable[tuple[int, int]]) -> Iterator[None]:
-    """Of what is not compiled, on the GPU, one after another. A failure is left to the measurement."""
-    if captured.device.type != "cuda":
-        return
-    for form in forms:
-        if not hasattr(captured.call(*form).target, "is_compiled"):
-            with suppress(RuntimeError), torch.random.fork_rng(devices=[captured.device]):
-                _runner(captured, *form)()
-            yield
 
 
 def _measure_op(captured: Captured, op: int, variant: int) -> tuple[int, int]:
@@ -189,16 +202,16 @@ _ASLEEP_CYCLES = 500_000  # a quarter of a millisecond: lets the launches queue,
 
 
 def _median_cuda_ns(run: Callable[[], Any]) -> int:
-    return max(_LEAST_NS, _between_events_ns(run) - _nothing_ns(torch.cuda.current_device()))
+    return max(_LEAST_NS, _time_between_events_ns(run) - _time_nothing_ns(torch.cuda.current_device()))
 
 
 @functools.cache
-def _nothing_ns(device: int) -> int:
-    """What two events with nothing between them are apart: microseconds, and a step of a thousand short kernels has a thousand."""
-    return _between_events_ns(lambda: None)
+def _time_nothing_ns(device: int) -> int:
+    """The time between two CUDA events with nothing between them: microseconds, which short kernels must not be charged for."""
+    return _time_between_events_ns(lambda: None)
 
 
-def _between_events_ns(run: Callable[[], Any]) -> int:
+def _time_between_events_ns(run: Callable[[], Any]) -> int:
     times: list[float] = []
     for _ in range(5):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

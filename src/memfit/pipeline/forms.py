@@ -1,0 +1,157 @@
+"""The forms of a step: what the passes of an engine make of it, each with a name, made when it is asked for.
+
+traced ─ lowered ─┬─ in regions, or as it is, with choices ...       usual
+                  ├─ a FORM pass, then the same                      usual
+                  └─ an IF_SLOW or LAST_RESORT pass, then the same   where the usual ones have no plan, or a slow one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from memfit import __version__
+from memfit.capture.capture import Surroundings, Traced
+from memfit.capture.captured import Captured
+from memfit.capture.inputs import Call
+from memfit.compilers.inductor import Inductor, leave_mark, mark_of, wake_writers
+from memfit.passes.interface import Context, Level, Numbers
+from memfit.passes.run import run_passes, run_ways
+from memfit.passes.table import FIRST_FORMS, PIPELINE, Slot, Use
+from memfit.pipeline.capture import engine_of, lower_for, trace_for
+from memfit.pipeline.task import Task
+
+_WORTH_COMPILING = 300  # ops of a step, traced for the compiler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """A step in one of its forms. `use` says where it is tried."""
+
+    name: str
+    captured: Captured
+    use: Use = Use.FORM
+
+
+class Forms:
+    """All forms of one call's step."""
+
+    def __init__(self, task: Task, call: Call, *, accumulates: bool = False) -> None:
+        self.task, self.call = task, call
+        target = "cuda" if task.is_elsewhere else None
+        self._around = Surroundings(optimizer=task.optimizer, accumulates=accumulates, reserve_bytes=task.reserve_bytes, target=target)
+        self._traced: dict[bool, Traced] = {}
+        self._lowered: dict[Inductor | None, Captured] = {}
+
+    def usual(self) -> Iterator[Form]:
+        """The forms to look at first; each graph once."""
+        seen: set[str] = set()
+        firsts = FIRST_FORMS[self.engine] if self.task.has_variants else FIRST_FORMS[self.engine][:1]
+        for name, numbers in firsts:
+            captured = self._finish(self.plain, self._slots, numbers)
+            if captured.graph.digest not in seen:
+                seen.add(captured.graph.digest)
+                yield Form(name=name, captured=captured)
+        seen.add(self.plain.graph.digest)
+        for slot in self._slots_of(Use.FORM):
+            yield from self._make(slot, seen)
+
+    def slower(self) -> Iterator[tuple[Use, Iterator[Form]]]:
+        """Forms that hold less and less and take longer: those of one pass after another, each from its fastest way on."""
+        seen: set[str] = set()
+        for slot in self._slots_of(Use.IF_SLOW, Use.LAST_RESORT):
+            yield slot.use, self._make(slot, seen)
+
+    def every(self) -> Iterator[Form]:
+        """All of them, in this order."""
+        yield from self.usual()
+        for _, forms in self.slower():
+            yield from forms
+
+    def leave_mark(self) -> None:
+        """Once the step is ready: its code is on disk from now on."""
+        if self.task.compiles:
+            leave_mark(self._mark)
+
+    # -- what they are made of ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def compiler(self) -> Inductor | None:
+        """None where the step runs op by op: asked for, or too small to be worth compiling."""
+        if not self.task.compiles:
+            return None
+        worth = self.task.engine == "inductor" or len(self._lower(Inductor()).graph.ops) >= _WORTH_COMPILING
+        return Inductor() if worth else None
+
+    @property
+    def engine(self) -> str:
+        return engine_of(self.compiler)
+
+    @property
+    def plain(self) -> Captured:
+        """The step before any choice."""
+        return self._lower(self.compiler)
+
+    def _trace(self, compiler: Inductor | None) -> Traced:
+        """Once for each kind of ops."""
+        key = compiler is not None
+        if key not in self._traced:
+            if key:
+                self._wake_writers()
+            task = self.task
+            self._traced[key] = trace_for(
+                compiler, task.model, self.call, loss_fn=task.loss_fn, num_targets=task.num_targets, gpu_attention=task.is_elsewhere
+            )
+        return self._traced[key]
+
+    def _lower(self, compiler: Inductor | None) -> Captured:
+        if compiler not in self._lowered:
+            self._lowered[compiler] = lower_for(compiler, self._trace(compiler), self._around)
+        return self._lowered[compiler]
+
+    def _wake_writers(self) -> None:
+        """They take seconds to be of use, and tracing takes as long."""
+        device = next((p.device for p in self.task.model.parameters()), None)
+        if device is not None and not self._mark.exists():
+            wake_writers(device)
+
+    @property
+    def _mark(self) -> Path:
+        task = self.task
+        about = (__version__, task.allow, type(task.optimizer), getattr(task.loss_fn, "__name__", ""))
+        return mark_of(task.model, self.call.tensors, about)
+
+    # -- running the table -------------------------------------------------------------------------------------------
+
+    @property
+    def _slots(self) -> tuple[Slot, ...]:
+        """What rewrites lowered steps."""
+        return tuple(slot for slot in PIPELINE[self.engine] if slot.rewrite.level in (Level.STEP, Level.OP))
+
+    def _slots_of(self, *uses: Use) -> list[Slot]:
+        return [slot for slot in self._slots if slot.use in uses] if self.task.has_variants else []
+
+    def _make(self, slot: Slot, seen: set[str]) -> Iterator[Form]:
+        """A form for each way of one pass, between what always runs before it and after it."""
+        rewrite, place = slot.rewrite, self._slots.index(slot)
+        if rewrite.may_apply is not None and not rewrite.may_apply(self.plain):
+            return
+        step = self._lower(Inductor(pads=False)) if rewrite.reads_products and self.compiler is not None else self.plain
+        before = self._finish(step, self._slots[:place], frozenset())
+        for way in run_ways(rewrite, before, self._context):
+            if way.graph.digest not in seen:
+                seen.add(way.graph.digest)
+                yield Form(name=rewrite.name, captured=self._finish(way, self._slots[place + 1 :], frozenset(Numbers)), use=slot.use)
+
+    def _finish(self, step: Captured, slots: tuple[Slot, ...], numbers: frozenset[Numbers]) -> Captured:
+        """What runs in every form, and the choices that give such numbers."""
+        uses = {Use.ALWAYS, Use.ALLOWED, Use.CHOICE} if self.task.has_variants else {Use.ALWAYS}
+        wanted = [s.rewrite for s in slots if s.use in uses and (s.use is not Use.CHOICE or s.rewrite.numbers in numbers)]
+        rewritten: Captured = run_passes(wanted, step, self._context)
+        return rewritten
+
+    @property
+    def _context(self) -> Context:
+        return Context(compiler=self.compiler, variants=self.task.has_variants)
