@@ -29,7 +29,7 @@ from memfit.capture.captured import OpCall, Role
 from memfit.capture.inputs import Call
 from memfit.kernels.cudnn import Algorithm, Convolution, CudnnError, Direction, Library, library, strides_of
 from memfit.passes.rewriter import Rewriter
-from memfit.passes.variants.convolution_algorithms import CONVOLUTIONS, choices, described
+from memfit.passes.variants.convolution_algorithms import CONVOLUTIONS, choices, describe
 from memfit.pipeline.capture import capture
 from memfit.profile.allocations import peaks_of
 
@@ -126,7 +126,7 @@ def calls_of(peer: Peer, scale: float, device: str) -> tuple[Rewriter, list[tupl
     found: dict[tuple[Any, Convolution], OpCall] = {}
     for op, call in zip(captured.graph.ops, captured.calls, strict=True):
         if call.role is Role.CALL and call.target in CONVOLUTIONS and any(rewriter.is_large(t) for t in (*op.inputs, *op.outputs)):
-            layer = described(rewriter, call)
+            layer = describe(rewriter, call, "cuda")
             if layer is not None:
                 found.setdefault((call.target, layer), call)
     return rewriter, sorted(((layer, call) for (_, layer), call in found.items()), key=lambda pair: -pair[0].size_bytes)

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from memfit.torch_private.probe import Symbol, is_tested
+from memfit.torch_private.probe import Symbol, at_least, is_tested
 
 _NEED = "guard what a step depends on"
 _COMPILE = Symbol("torch._dynamo.convert_frame.compile_frame", _NEED)
@@ -65,6 +65,11 @@ class CapturedFrame:
         """What is other than it was, as conditions that no longer hold: "L['model'].scale == 1.0"."""
         parts = self.guards.check_verbose(local).verbose_code_parts
         return [str(part).split("#")[0].strip() for part in parts]
+
+
+def guards_see_parameters() -> bool:
+    """Whether guards notice a parameter that is frozen, or one that is another's: from torch 2.13 on (2.11 does not, 2.12 was not tried)."""
+    return at_least((2, 13))
 
 
 def capture_frame(function: types.FunctionType, local: Locals, *, fast_check: bool = False) -> CapturedFrame:

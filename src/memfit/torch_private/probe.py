@@ -68,6 +68,11 @@ def _look_up(path: str) -> Any:
     return found
 
 
+def at_least(version: tuple[int, int]) -> bool:
+    """Whether this torch is that version or a later one."""
+    return _version() >= version
+
+
 def is_tested() -> bool:
     """Whether memfit is tested on this torch, or was told to run on it all the same."""
     return _accepts_untested or OLDEST <= _version() <= NEWEST

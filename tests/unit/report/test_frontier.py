@@ -10,7 +10,7 @@ from tests.small import chain
 from memfit.core.costs import uniform_costs
 from memfit.core.errors import BadInput, InfeasibleBudget
 from memfit.planning import plan
-from memfit.planning.frontier.monotone import curve
+from memfit.planning.frontier.monotone import plan_curve
 from memfit.report.frontier import Frontier, FrontierPoint, Status, make_frontier
 
 
@@ -59,7 +59,7 @@ def test_built_from_outcomes_with_what_is_held_elsewhere() -> None:
     graph = chain(6)
     costs = uniform_costs(graph)
     keep_all = plan(graph, costs, planner="keep_all").require_plan()
-    points = curve(graph, costs, [keep_all.timeline.peak_bytes], time_limit_s=0.2)
+    points = plan_curve(graph, costs, [keep_all.timeline.peak_bytes], time_limit_s=0.2)
     found = make_frontier(points, keep_all=keep_all, elsewhere_bytes=1000)
     assert found.points[0].peak_bytes == found.keep_all_peak_bytes == keep_all.timeline.peak_bytes + 1000
     assert found.points[0].overhead_fraction == 0.0

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memfit.torch_private.dynamo import CapturedFrame
+from memfit.torch_private.dynamo import CapturedFrame, guards_see_parameters
 from memfit.torch_private.tensors import global_module_hooks
 
 _ENVIRONMENT = frozenset({"environ", "getenv", "environb"})
@@ -28,6 +28,7 @@ class Beside:
     hooks: tuple[Any, ...]
     environment: dict[str, str] | None
     dtype: torch.dtype
+    parameters: tuple[tuple[int, bool], ...] | None
     zeros: tuple[tuple[CodeType, float], ...]
 
     @classmethod
@@ -39,6 +40,7 @@ class Beside:
             hooks=global_module_hooks(),
             environment=dict(os.environ) if reads else None,
             dtype=torch.get_default_dtype(),
+            parameters=None if guards_see_parameters() else parameters_of(local),
             zeros=tuple(zeros_of(captured, local)),
         )
 
@@ -48,6 +50,7 @@ class Beside:
             and self.dtype == torch.get_default_dtype()
             and all(functions_of(c) == found for c, found in self.classes)
             and all(getattr(owner, name, None) is target for owner, name, target in self.functions)
+            and (self.parameters is None or self.parameters == parameters_of(local))
             and (self.environment is None or self.environment == dict(os.environ))
             and (not self.zeros or self._signs_hold(local))
         )
@@ -57,6 +60,7 @@ class Beside:
         found += [f"{getattr(o, '__name__', o)}.{name}" for o, name, target in self.functions if getattr(o, name, None) is not target]
         found += ["hooks on all modules"] if self.hooks != global_module_hooks() else []
         found += [f"default dtype {self.dtype}"] if self.dtype != torch.get_default_dtype() else []
+        found += ["parameters"] if self.parameters is not None and self.parameters != parameters_of(local) else []
         now = dict(os.environ)
         names = (
             sorted({k for k in {*now, *self.environment} if now.get(k) != self.environment.get(k)}) if self.environment is not None else []
@@ -74,6 +78,11 @@ def classes_of(local: Mapping[str, Any]) -> list[type]:
     modules: Iterable[Any] = (*local["model"].modules(), *(loss_fn.modules() if isinstance(loss_fn, nn.Module) else [loss_fn]))
     found = {c for kind in {type(m) for m in modules} for c in kind.__mro__ if c is not object and c is not FunctionType}
     return sorted(found, key=lambda c: (c.__module__, c.__qualname__))
+
+
+def parameters_of(local: Mapping[str, Any]) -> tuple[tuple[int, bool], ...]:
+    """Which tensors they are, tied ones at each place, and whether they want gradients."""
+    return tuple((id(p), p.requires_grad) for _, p in local["model"].named_parameters(remove_duplicate=False))
 
 
 def functions_of(kind: type) -> tuple[Any, ...]:
