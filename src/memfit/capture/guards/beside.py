@@ -81,8 +81,10 @@ def classes_of(local: Mapping[str, Any]) -> list[type]:
 
 
 def parameters_of(local: Mapping[str, Any]) -> tuple[tuple[int, bool], ...]:
-    """Which tensors they are, tied ones at each place, and whether they want gradients."""
-    return tuple((id(p), p.requires_grad) for _, p in local["model"].named_parameters(remove_duplicate=False))
+    """Of each place of a parameter, the first place that holds the same tensor, and whether that wants gradients."""
+    places: dict[int, int] = {}
+    every = local["model"].named_parameters(remove_duplicate=False)
+    return tuple((places.setdefault(id(p), number), p.requires_grad) for number, (_, p) in enumerate(every))
 
 
 def functions_of(kind: type) -> tuple[Any, ...]:
