@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -22,3 +23,11 @@ def measurements_in_a_temporary_folder(tmp_path_factory: pytest.TempPathFactory)
 def passes_are_checked() -> Iterator[None]:
     with watch_passes(check_rewritten):
         yield
+
+
+@pytest.fixture(autouse=True)
+def each_test_chooses_accelerates_precision() -> Iterator[None]:
+    """accelerate keeps the first one asked for as long as the process lives, and refuses another."""
+    yield
+    if "accelerate.state" in sys.modules:
+        sys.modules["accelerate.state"].AcceleratorState._reset_state(reset_partial_state=True)

@@ -93,8 +93,10 @@ def _accelerated(optimizer: torch.optim.Optimizer) -> Any:
 
 
 def _half_accelerated(optimizer: torch.optim.Optimizer) -> Any:
+    from accelerate import Accelerator
     from accelerate.optimizer import AcceleratedOptimizer
 
+    Accelerator(cpu=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
     scaler.scale(torch.ones(()))  # it makes its scale at the first call
     return AcceleratedOptimizer(optimizer, device_placement=False, scaler=scaler)
