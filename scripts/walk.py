@@ -69,11 +69,12 @@ class Walk:
 
     @property
     def num_entries(self) -> int:
-        return len(self.visits)
+        """A stay that goes on from one form into the next is one."""
+        return sum(1 for before, visit in zip([None, *self.visits], self.visits, strict=False) if before is None or before.room != visit.room)
 
     @property
     def num_returns(self) -> int:
-        return len(self.visits) - len({v.room for v in self.visits})
+        return self.num_entries - len({v.room for v in self.visits})
 
     @property
     def num_returns_within_a_form(self) -> int:

@@ -15,7 +15,7 @@ from torch.nn import functional
 import memfit
 from memfit.capture.inputs import Inputs
 from memfit.core.graph import Kind
-from memfit.profile.allocations import peaks_of
+from memfit.torch_private.allocations import peaks_of
 
 torch.set_num_threads(1)  # more threads wait for each other on a busy machine
 CPU = torch.device("cpu")

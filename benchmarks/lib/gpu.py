@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memfit.profile.allocations import peaks_of
+from memfit.torch_private.allocations import peaks_of
 
 
 def timed(step: Callable[[], Any], model: nn.Module, device: str, parameter_bytes: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import memfit
 from memfit.core.errors import InfeasibleBudget
 from memfit.kernels.concat_gradients import GradientOfPart
 from memfit.kernels.layouts import order_strides
-from memfit.profile.allocations import peaks_of
+from memfit.torch_private.allocations import peaks_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

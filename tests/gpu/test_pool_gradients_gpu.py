@@ -11,7 +11,7 @@ from tests.unit.passes.fx.test_max_pool_gradient import POOLS, network
 from torch import nn
 
 from memfit.compilers.inductor.compiler import Inductor
-from memfit.profile.allocations import peaks_of
+from memfit.torch_private.allocations import peaks_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

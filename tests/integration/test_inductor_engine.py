@@ -15,7 +15,7 @@ import memfit
 from memfit.compilers.inductor.compiler import Inductor
 from memfit.core.errors import BadInput, InfeasibleBudget, Unsupported
 from memfit.core.units import parse_bytes
-from memfit.profile.allocations import peaks_of
+from memfit.torch_private.allocations import peaks_of
 
 pytestmark = needs_a_compiler
 

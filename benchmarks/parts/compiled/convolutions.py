@@ -31,7 +31,7 @@ from memfit.kernels.cudnn import Algorithm, Convolution, CudnnError, Direction, 
 from memfit.passes.rewriter import Rewriter
 from memfit.passes.variants.convolution_algorithms import CONVOLUTIONS, choices, describe
 from memfit.pipeline.capture import capture
-from memfit.profile.allocations import peaks_of
+from memfit.torch_private.allocations import peaks_of
 
 aten = torch.ops.aten
 MODELS = "unet,vgg16,resnet50,googlenet"

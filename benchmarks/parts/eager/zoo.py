@@ -36,12 +36,12 @@ from memfit.pipeline.costs import cost
 from memfit.pipeline.forms import Forms
 from memfit.pipeline.task import Task
 from memfit.planning import plan as find_plan
-from memfit.profile.allocations import meter, peaks_of
 from memfit.report.progress import Progress
 from memfit.runtime.autograd_step import Ready
 from memfit.runtime.closed_loop import Stepper
 from memfit.runtime.codegen import generate
 from memfit.runtime.fitted import fit_module
+from memfit.torch_private.allocations import meter, peaks_of
 
 PATH = path_of("model_matrix")
 _TEXT = f"""**Bytes.** {(__doc__ or "").split("Bytes.")[1].strip()}

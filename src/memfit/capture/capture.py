@@ -1,6 +1,6 @@
-"""A model, how it is called, and what surrounds it -> Captured; in two halves, between which passes rewrite the traced graph.
+"""A model, how it is called, and what surrounds it -> Captured; in two halves, the second of which is done for each form.
 
-model, call ─ trace_step ─> Traced ─ FX passes ─> lower_step ─> Captured
+model, call ─ trace_step ─> Traced ─ lower_step: rewritten by what it is handed (the FX passes), then lowered ─> Captured
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from memfit.capture.lower.lower import Setting, lower
 from memfit.capture.lower.optimizer_bytes import optimizer_bytes
 from memfit.capture.lower.storages import CUDA_GRANULARITY
 from memfit.capture.trace.joint_graph import Joint, Manner, trace
+
+Rewrite = Callable[[torch.fx.GraphModule], torch.fx.GraphModule]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +62,8 @@ def trace_step(
     return Traced(model=model, call=call, joint=trace(model, call, loss_fn=loss_fn, num_targets=num_targets, manner=manner))
 
 
-def lower_step(step: Traced, module: torch.fx.GraphModule, around: Surroundings, *, compiled: bool) -> Captured:
-    """Ready to plan. `module` is the step's traced graph after the passes over it; `compiled`: traced for a compiler."""
+def lower_step(step: Traced, rewrite: Rewrite, around: Surroundings, *, compiled: bool) -> Captured:
+    """Ready to plan. `rewrite` makes the graph to lower from the traced one, which stays; `compiled`: traced for a compiler."""
     model, call = step.model, step.call
     sources = (*model.parameters(), *model.buffers(), *call.tensors)
     granularity = CUDA_GRANULARITY if any(t.device.type == "cuda" for t in sources) else 1
@@ -79,4 +81,4 @@ def lower_step(step: Traced, module: torch.fx.GraphModule, around: Surroundings,
         if around.optimizer is not None
         else None,
     )
-    return replace(lower(replace(step.joint, module=module), setting), compiled=compiled)
+    return replace(lower(replace(step.joint, module=rewrite(step.joint.module)), setting), compiled=compiled)

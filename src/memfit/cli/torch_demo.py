@@ -13,9 +13,9 @@ from torch import nn
 
 import memfit
 from memfit.pipeline.study import find_smallest_budget
-from memfit.profile.allocations import peaks_of
 from memfit.report.timeline import Curve, Panel
 from memfit.runtime.autograd_step import source_bytes
+from memfit.torch_private.allocations import peaks_of
 
 _SHARE = 0.5  # of the activation memory that the plain step takes
 

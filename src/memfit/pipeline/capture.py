@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,5 +47,5 @@ def trace_for(compiler: Compiler | None, model: nn.Module, call: Call, **how: An
 
 def lower_for(compiler: Compiler | None, step: Traced, around: Surroundings) -> Captured:
     """Ready to plan. The compiler says the same about tracing as the one the step was traced for."""
-    module = rewrite_traced(step.joint.module, engine_of(compiler), Context(compiler=compiler))
-    return lower_step(step, module, around, compiled=compiler is not None)
+    rewrite = partial(rewrite_traced, engine=engine_of(compiler), context=Context(compiler=compiler))
+    return lower_step(step, rewrite, around, compiled=compiler is not None)

@@ -20,12 +20,11 @@ from memfit.core.errors import InfeasibleBudget, Unsupported
 from memfit.core.plan import Plan
 from memfit.offsets import tight_layout
 from memfit.pipeline.beside import count_all, count_held_elsewhere, count_slack
-from memfit.pipeline.choice import FormSearch, PlanSettings
+from memfit.pipeline.choice import Choice, FormSearch, PlanSettings
 from memfit.pipeline.costs import Costed, cost
 from memfit.pipeline.forms import Forms
 from memfit.pipeline.saved_plan import match_plan
 from memfit.pipeline.task import Task, compile_planner_meanwhile
-from memfit.profile.allocations import meter
 from memfit.profile.cache import default_folder
 from memfit.report.progress import Progress
 from memfit.runtime.arena.planned import BLOCK_BYTES, StepArena, installed
@@ -35,7 +34,6 @@ from memfit.runtime.cuda_graphs import Recorder, cuda_graphs_for
 
 if TYPE_CHECKING:
     from memfit.planning import Planner
-    from memfit.runtime.closed_loop import Meter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +49,6 @@ class Preparer:
 
     def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         return Call.flatten(args, kwargs)
-
-    def meter(self, device: torch.device) -> Meter:
-        return meter(device)
 
     @property
     def recorder(self) -> Callable[[Ready], Recorder] | None:
@@ -86,44 +81,48 @@ class Preparer:
                 raise
             return replace(self._make_ready(eager, order), note=f"runs on the eager engine: {error}")
 
-    @helper_processes()
     def _make_ready(self, task: Task, order: _Order) -> Ready:
         forms = Forms(task, order.call, accumulates=order.accumulates)
-        with Progress("memfit") as progress:
-            if order.saved is None:
-                compile_planner_meanwhile(task)
-            progress.update("tracing the model")
-            costed = (cost(form, task, progress) for form in forms.usual())
-            first = next(costed)
-            elsewhere_bytes = count_held_elsewhere(task, order.call, first.captured)
-            margin_bytes = count_slack(first.captured, first.keep_all.timeline.peak_bytes) + order.aside_bytes
-            beside_bytes = elsewhere_bytes + margin_bytes
-            budget = Budget(device_bytes=max(0, (order.budget.device_bytes or 0) - beside_bytes))
-            if order.saved is not None:
-                choice = match_plan(order.saved, chain((first,), costed, _cost_slower(forms, task, progress)), budget)
-            else:
-                progress.update("planning")
-                search = FormSearch(
-                    cost=lambda form: cost(form, task, progress), budget=budget, settings=self._settings(task, first), progress=progress
-                )
-                try:
-                    choice = search.choose(chain((first,), costed), forms.slower(), first.keep_all)
-                except InfeasibleBudget as refusal:
-                    raise count_all(refusal, order.budget, beside_bytes) from None
-            captured, plan = choice.form.captured, choice.plan
+        with Progress("memfit") as progress, helper_processes():
+            chosen = self._choose(task, order, forms, progress)
+            captured, plan = chosen.choice.form.captured, chosen.choice.plan
             compile_pieces((captured.call(s.op, s.variant).target for s in plan.schedule.computes), progress.update)
             forms.leave_mark()
-            return Ready(
-                captured=captured,
-                costs=choice.form.costs,
-                plan=plan,
-                program=generate(captured, plan.schedule),
-                keep_all_peak_bytes=first.keep_all.timeline.peak_bytes,
-                base_time_ns=first.keep_all.timeline.compute_time_ns,
-                elsewhere_bytes=elsewhere_bytes,
-                margin_bytes=margin_bytes,
-                arena=_make_arena(captured.device),
+        return Ready(
+            captured=captured,
+            costs=chosen.choice.form.costs,
+            plan=plan,
+            program=generate(captured, plan.schedule),
+            keep_all_peak_bytes=chosen.whole.timeline.peak_bytes,
+            base_time_ns=chosen.whole.timeline.compute_time_ns,
+            elsewhere_bytes=chosen.elsewhere_bytes,
+            margin_bytes=chosen.margin_bytes,
+            arena=_make_arena(captured.device),
+        )
+
+    def _choose(self, task: Task, order: _Order, forms: Forms, progress: Progress) -> _Chosen:
+        """A form of the step and a plan for it, in what the budget has for the step alone."""
+        if order.saved is None:
+            compile_planner_meanwhile(task)
+        progress.update("tracing the model")
+        costed = (cost(form, task, progress) for form in forms.usual())
+        first = next(costed)
+        elsewhere_bytes = count_held_elsewhere(task, order.call, first.captured)
+        margin_bytes = count_slack(first.captured, first.keep_all.timeline.peak_bytes) + order.aside_bytes
+        beside_bytes = elsewhere_bytes + margin_bytes
+        budget = Budget(device_bytes=max(0, (order.budget.device_bytes or 0) - beside_bytes))
+        if order.saved is not None:
+            choice = match_plan(order.saved, chain((first,), costed, _cost_slower(forms, task, progress)), budget)
+        else:
+            progress.update("planning")
+            search = FormSearch(
+                cost=lambda form: cost(form, task, progress), budget=budget, settings=self._settings(task, first), progress=progress
             )
+            try:
+                choice = search.choose(chain((first,), costed), forms.slower(), first.keep_all)
+            except InfeasibleBudget as refusal:
+                raise count_all(refusal, order.budget, beside_bytes) from None
+        return _Chosen(choice=choice, whole=first.keep_all, elsewhere_bytes=elsewhere_bytes, margin_bytes=margin_bytes)
 
     def _settings(self, task: Task, first: Costed) -> PlanSettings:
         return PlanSettings(
@@ -144,6 +143,16 @@ class _Order:
     budget: Budget
     aside_bytes: int
     saved: Plan | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chosen:
+    """What is run, beside the plan that keeps everything, `whole`, and the bytes of the budget that are not the step's."""
+
+    choice: Choice
+    whole: Plan
+    elsewhere_bytes: int
+    margin_bytes: int
 
 
 def _has_form_for(plan: Plan, forms: Forms) -> bool:

@@ -18,9 +18,9 @@ import torch
 from memfit.capture.captured import Captured, OpCall, Ref, Role
 from memfit.core.costs import Costs, Level
 from memfit.kernels.implementation import Implementation
-from memfit.profile.allocations import peaks_of
 from memfit.profile.cache import Cache
 from memfit.profile.roofline import add_fixed_workspace, estimate_ns, is_free
+from memfit.torch_private.allocations import peaks_of
 from memfit.torch_private.cuda import keep_busy
 from memfit.torch_private.tensors import disable_autocast
 from memfit.torch_private.trees import map_leaves

@@ -26,6 +26,7 @@ from memfit.runtime.gradients import GradientSink, Tangents
 from memfit.runtime.moment import Moment
 from memfit.runtime.plain_calls import PlainCall
 from memfit.runtime.report import Report
+from memfit.torch_private.allocations import meter
 from memfit.torch_private.fake import fakes_like
 from memfit.torch_private.tensors import has_gradient_hooks, is_profiling, own_tensors
 
@@ -33,12 +34,6 @@ _KNOWN_AFTER = 3  # steps: one recorded, one at planned offsets, one to see what
 _RESERVED_REPLANS = 2
 _OOM_REPLANS = 3
 _MOST_RECORDINGS = 4  # parameters that lie elsewhere at every step are not worth it
-
-
-class Meter(Protocol):
-    def start(self) -> None: ...
-
-    def stop(self) -> tuple[int, int]: ...
 
 
 class Watched(Protocol):
@@ -63,8 +58,6 @@ class Preparer(Protocol):
     def plan_for(self, call: Any, *, accumulates: bool, tighter_by: int) -> Ready:
         """A call captured, planned and generated, `tighter_by` bytes below the budget."""
         ...
-
-    def meter(self, device: torch.device) -> Meter: ...
 
     @property
     def recorder(self) -> Callable[[Ready], Recorder] | None:
@@ -360,12 +353,12 @@ class Trial:
         if is_profiling():  # the user's own profiler is running: leave it alone
             yield
             return
-        meter = self.stepper.preparer.meter(self.device)
-        meter.start()
+        counter = meter(self.device)
+        counter.start()
         try:
             yield
         finally:
-            left, peak = meter.stop()
+            left, peak = counter.stop()
             self.peak = max(self.peak or 0, self.left + peak)
             self.left += left
 

@@ -159,7 +159,7 @@ def test_the_digest_is_of_the_step_not_of_the_values() -> None:
     ids=["sgd", "momentum", "adamw", "foreach", "amsgrad", "rmsprop"],
 )
 def test_optimizer_bytes_are_those_of_a_real_step(make: Any) -> None:
-    from memfit.profile.allocations import peaks_of
+    from memfit.torch_private.allocations import peaks_of
 
     parameters = [nn.Parameter(torch.randn(n)) for n in (50, 300, 7)]
     optimizer = make(parameters)

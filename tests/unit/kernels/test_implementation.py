@@ -32,8 +32,8 @@ from memfit.passes.step.concat_gradients import split_concat_gradients
 from memfit.passes.step.fused_loss import fuse_loss
 from memfit.passes.variants.convolution_slices import slice_convolutions
 from memfit.pipeline.capture import capture
-from memfit.profile.allocations import peaks_of
 from memfit.profile.roofline import roofline
+from memfit.torch_private.allocations import peaks_of
 from memfit.torch_private.tensors import is_op
 
 aten = torch.ops.aten

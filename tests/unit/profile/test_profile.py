@@ -1,4 +1,4 @@
-"""Costs: the table of devices, the roofline, measured ops, the meter and the cache."""
+"""Costs: the table of devices, the roofline, measured ops and the cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.training import CPU, batch, deep
+from tests.training import batch, deep
 from torch import nn
 
 from memfit.capture.captured import OpCall
@@ -20,7 +20,6 @@ from memfit.kernels.fused_loss import FusedLoss
 from memfit.pipeline.capture import capture
 from memfit.profile import devices
 from memfit.profile import measure as measured_module
-from memfit.profile.allocations import CpuMeter, peaks_of
 from memfit.profile.cache import Cache
 from memfit.profile.devices import Device, device, register
 from memfit.profile.measure import Measurement, measure_costs
@@ -126,27 +125,6 @@ def test_an_op_that_cannot_run_alone_is_estimated(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(measured_module, "_measure_op", fail)
     costs = measure_costs(step(), cache=Cache(tmp_path))
     assert sum(costs.op_time_ns) > 0
-
-
-def test_the_meter_counts_what_is_held_and_what_was() -> None:
-    def work() -> torch.Tensor:
-        a = torch.empty(1000)
-        b = torch.empty(500)
-        del a
-        c = torch.empty(250)
-        del b
-        return c
-
-    assert peaks_of(work, CPU) == (1000, 6000)
-
-
-def test_the_meter_is_closed_after_an_error() -> None:
-    with pytest.raises(ZeroDivisionError):
-        peaks_of(lambda: 1 / 0, CPU)
-    assert peaks_of(lambda: torch.empty(10), CPU) == (40, 40)
-    meter = CpuMeter()
-    meter.start()
-    assert meter.stop() == (0, 0)
 
 
 def test_a_broken_cache_is_a_cold_cache(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from tests.training import CPU
 
-from memfit.profile.allocations import peaks_of
 from memfit.runtime.host_copies import HostCopies
+from memfit.torch_private.allocations import peaks_of
 
 
 def test_a_storage_comes_back_with_every_tensor_that_views_it() -> None:

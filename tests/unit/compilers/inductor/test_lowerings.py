@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from memfit.compilers.inductor.code_writers import GraphText
 from memfit.compilers.inductor.compiler import Inductor
-from memfit.profile.allocations import peaks_of
+from memfit.torch_private.allocations import peaks_of
 
 torch.set_num_threads(1)
 aten = torch.ops.aten

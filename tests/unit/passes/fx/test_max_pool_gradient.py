@@ -16,7 +16,7 @@ from memfit.kernels.custom_ops import POOL_GRADIENT, max_pool_gradient
 from memfit.passes.fx.max_pool_gradient import gather_pool_gradients
 from memfit.passes.regions.piece import Region
 from memfit.passes.regions.regions import gather_regions
-from memfit.profile.allocations import peaks_of
+from memfit.torch_private.allocations import peaks_of
 
 torch.set_num_threads(1)
 

@@ -29,12 +29,12 @@ from memfit.passes.regions.regions import gather_regions, regions_of
 from memfit.pipeline.capture import capture
 from memfit.planning import plan as find_plan
 from memfit.planning.model.to_schedule import schedule_from_ops
-from memfit.profile.allocations import peaks_of
 from memfit.profile.cache import Cache
 from memfit.profile.measure import measure_costs
 from memfit.profile.roofline import roofline
 from memfit.runtime.autograd_step import Ready, Session, run, source_bytes
 from memfit.runtime.codegen import generate
+from memfit.torch_private.allocations import peaks_of
 
 aten = torch.ops.aten
 LIBRARY = {aten.mm, aten.addmm, aten.bmm, aten.convolution, aten.convolution_backward}

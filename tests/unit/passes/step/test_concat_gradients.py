@@ -23,11 +23,11 @@ from memfit.passes.step.concat_gradients import split_concat_gradients
 from memfit.pipeline.capture import capture
 from memfit.planning import plan
 from memfit.planning.model.to_schedule import schedule_from_ops
-from memfit.profile.allocations import peaks_of
 from memfit.profile.measure import signature
 from memfit.profile.roofline import roofline
 from memfit.runtime.autograd_step import Ready, Session, run
 from memfit.runtime.codegen import generate
+from memfit.torch_private.allocations import peaks_of
 
 
 class Skips(nn.Module):
