@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,8 +82,10 @@ def points(outcome: Outcome, base_ns: int) -> float:
     return 100 * (outcome.require_plan().timeline.time_ns / base_ns - 1)
 
 
-def compare(graph: Graph, costs: Costs, limit: int, seconds: float, seeds: int, base_ns: int) -> Iterator[tuple[str, str]]:
-    """(column, cell) of one step at one budget."""
+def compare(
+    graph: Graph, costs: Costs, limit: int, seconds: float, seeds: int, base_ns: int, stages: Sequence[str]
+) -> Iterator[tuple[str, str]]:
+    """(column, cell) of one step at one budget, for each of these stages."""
     ran: list[str] = []
     whole: list[Outcome] = []
 
@@ -98,7 +100,7 @@ def compare(graph: Graph, costs: Costs, limit: int, seconds: float, seeds: int, 
         return whole[seed]
 
     yield "all", cell(find_whole(0), base_ns)
-    for name in STAGES:
+    for name in stages:
         if name not in ran:
             yield f"- {name}", "·"
             continue
@@ -123,6 +125,7 @@ def main() -> None:
     parser.add_argument("kinds", nargs="*", help=f"of {', '.join(SHARES)}; all without")
     parser.add_argument("--seconds", type=float, default=4.0, help="time limit for each plan")
     parser.add_argument("--seeds", type=int, default=3, help="searches for a cell in which something changes")
+    parser.add_argument("--stages", nargs="*", choices=STAGES, default=STAGES, help="only these, printed and not kept")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
@@ -132,9 +135,11 @@ def main() -> None:
         for share in SHARES[kind]:
             limit = int(held + share * (whole.peak_bytes - held))
             row = {"step": name, "budget": f"{share:.0%}", "seconds": f"{options.seconds:g}"}
-            row |= dict(compare(graph, costs, limit, options.seconds, options.seeds, whole.time_ns))
-            print(" | ".join(str(row[c]) for c in COLUMNS), file=sys.stderr, flush=True)
+            row |= dict(compare(graph, costs, limit, options.seconds, options.seeds, whole.time_ns, options.stages))
+            print(" | ".join(str(row[c]) for c in COLUMNS if c in row), file=sys.stderr, flush=True)
             rows.append(row)
+    if tuple(options.stages) != STAGES:
+        return
     _, before = read_results(path_of("planning_stages"))
     measured = {(row["step"], row["seconds"]) for row in rows}
     rows = [*(row for row in before if (row["step"], row["seconds"]) not in measured), *rows]
