@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 # `make test-nightly`: what the newest torch breaks. TORCH_NIGHTLY may be any requirement and options of pip's, such as "torch==2.14.0" or
-# "torch --index-url https://download.pytorch.org/whl/nightly/cpu".
+# "torch --index-url ..." with the address of PyTorch's nightly builds.
 NIGHTLY := .venv-nightly
 TORCH_NIGHTLY ?= torch
 

@@ -70,7 +70,9 @@ class Walk:
     @property
     def num_entries(self) -> int:
         """A stay that goes on from one form into the next is one."""
-        return sum(1 for before, visit in zip([None, *self.visits], self.visits, strict=False) if before is None or before.room != visit.room)
+        return sum(
+            1 for before, visit in zip([None, *self.visits], self.visits, strict=False) if before is None or before.room != visit.room
+        )
 
     @property
     def num_returns(self) -> int:

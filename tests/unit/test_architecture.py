@@ -17,7 +17,7 @@ ROOMS = {
     "core": set(),
     "lazy.py": set(),
     "torch_private": {"core"},
-    "jit": set(),
+    "jit": {"core"},
     "chain": {"core", "jit"},
     "tasks": {"core", "jit"},
     "offsets": {"core", "jit"},

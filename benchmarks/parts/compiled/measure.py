@@ -152,13 +152,13 @@ def _caches(part: str, model: str, *, warm: bool) -> Iterator[None]:
     """Fresh for what is timed cold; between the two starts, and for what shall be warm, they stay."""
     from torch._inductor import utils
 
-    from memfit.profile import cache
+    from memfit.core.cache_folder import use_cache_folder
 
     shared = part in STARTS or (warm and part == "memfit")
     if part in COLD and not shared:
         fresh = getattr(utils, "fresh_cache", None) or utils.fresh_inductor_cache
         with fresh(), tempfile.TemporaryDirectory() as folder:
-            cache.use_folder(Path(folder))
+            use_cache_folder(Path(folder))
             yield
     elif shared:
         kept = Path(tempfile.gettempdir()) / f"memfit-starts-{model}"
@@ -166,7 +166,7 @@ def _caches(part: str, model: str, *, warm: bool) -> Iterator[None]:
             shutil.rmtree(kept, ignore_errors=True)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(kept / "inductor")
         os.environ["TRITON_CACHE_DIR"] = str(kept / "triton")
-        cache.use_folder(kept)
+        use_cache_folder(kept)
         yield
     else:
         yield

@@ -15,7 +15,7 @@ import typer.core
 import typer.main
 
 import memfit
-from memfit.cli.console import keep_stdout_for_data
+from memfit.cli.console import keep_stdout_for_data, say_cache_warnings
 from memfit.core.errors import InfeasibleBudget, MemfitError, NoPlanFound
 from memfit.lazy import Registry
 
@@ -63,7 +63,7 @@ def _root(
 def main() -> None:
     """Run the command line, turning our errors into one line and an exit code."""
     try:
-        with keep_stdout_for_data():
+        with keep_stdout_for_data(), say_cache_warnings():
             app()
     except MemfitError as error:
         typer.echo(f"{type(error).__name__}: {error}", err=True)

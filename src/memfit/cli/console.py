@@ -6,12 +6,14 @@ import contextlib
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import typer
 
+from memfit.core.cache_folder import CacheWarning
 from memfit.core.errors import one_line
 
 JSON_OPTION = typer.Option(False, "--json", help="Print machine-readable JSON on stdout instead of a table.")
@@ -36,6 +38,21 @@ def keep_stdout_for_data() -> Iterator[None]:
         sys.stdout = plain
         os.dup2(ours.fileno(), 1)
         ours.close()
+
+
+@contextlib.contextmanager
+def say_cache_warnings() -> Iterator[None]:
+    """As one line each on stderr, without the line of ours that raised them."""
+    usual = warnings.formatwarning
+
+    def format_plainly(message: Any, category: Any, *about: Any) -> str:
+        return f"warning: {message}\n" if issubclass(category, CacheWarning) else usual(message, category, *about)
+
+    warnings.formatwarning = format_plainly
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
 
 
 def print_json(data: Mapping[str, Any]) -> None:

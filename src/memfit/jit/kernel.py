@@ -11,17 +11,13 @@ for C, and a second version of a kernel for the callers that pass a literal numb
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from functools import cache
 from math import inf
-from pathlib import Path
 from threading import Lock
 from time import perf_counter
 from typing import Any, TypeVar, cast
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-_HOUSE = Path(__file__).parents[1]
 _lock = Lock()
 
 
@@ -119,49 +115,32 @@ def is_loaded(function: Any) -> bool:
 def is_cached(function: Any) -> bool:
     """Whether this kernel is on disk, for its source as it is; also where that cannot be found out, or numba is switched off."""
     compiled = function.compiled
-    try:
-        return compiled is function.python or bool(compiled.overloads) or bool(_cache_file(compiled)._load_index())
-    except (KeyError, AttributeError, OSError, ValueError):
-        return True
+    kept = vars(compiled).get("_cache") if compiled is not function.python else None
+    return kept is None or bool(compiled.overloads) or not hasattr(kept, "has_entries") or kept.has_entries()
 
 
 def _compile(function: Callable[..., Any], **options: Any) -> Any:
     from numba import njit
 
-    options = {"cache": True, "nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True, **options}
-    try:
-        compiled = njit(**options)(function)
-    except RuntimeError:  # nowhere to write to: compiled anew in every process
-        compiled = njit(**{**options, "cache": False})(function)
+    options = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True, **options}
+    is_kept = options.pop("cache", True)
+    compiled = njit(**options)(function)
     if compiled is not function:
-        _stamp(compiled, function)
+        if is_kept:
+            _keep(compiled, function)
         if "inline" not in options:
             _take_any_number(compiled)
     return compiled
 
 
-def _stamp(compiled: Any, function: Callable[..., Any]) -> None:
+def _keep(compiled: Any, function: Callable[..., Any]) -> None:
+    """On disk; where numba finds no place, or keeps its files in another way, every process compiles anew."""
     try:
-        file = _cache_file(compiled)
-        file._source_stamp = (file._source_stamp, _sources(Path(function.__code__.co_filename)))
-    except (KeyError, AttributeError):  # not cached, or a numba that keeps its files in another way
-        pass
+        from memfit.jit.kernel_cache import KernelCache
 
-
-def _cache_file(compiled: Any) -> Any:
-    return vars(compiled)["_cache"]._cache_file
-
-
-def _sources(file: Path) -> tuple[tuple[str, float, int], ...]:
-    """The state of all files with kernels in a room: numba looks at a kernel's own file, but what it calls is compiled into it."""
-    return _room_sources(file.relative_to(_HOUSE).parts[0]) if file.is_relative_to(_HOUSE) else ()
-
-
-@cache
-def _room_sources(room: str) -> tuple[tuple[str, float, int], ...]:
-    files = sorted((_HOUSE / room).rglob("*.py"))
-    sources = [path for path in files if path.name == "struct.py" or re.search(rb"^@\w*kernel", path.read_bytes(), re.MULTILINE)]
-    return tuple((path.name, path.stat().st_mtime, path.stat().st_size) for path in sources)
+        compiled._cache = KernelCache(function)
+    except (RuntimeError, ImportError, AttributeError, TypeError, OSError):
+        return
 
 
 def _take_any_number(compiled: Any) -> None:

@@ -16,6 +16,7 @@ import torch
 from memfit.capture.inputs import Call
 from memfit.compilers.inductor import compile_pieces, helper_processes
 from memfit.core.budget import Budget
+from memfit.core.cache_folder import cache_folder
 from memfit.core.errors import InfeasibleBudget, Unsupported
 from memfit.core.plan import Plan
 from memfit.offsets import tight_layout
@@ -25,7 +26,6 @@ from memfit.pipeline.costs import Costed, cost
 from memfit.pipeline.forms import Forms
 from memfit.pipeline.saved_plan import match_plan
 from memfit.pipeline.task import Task, compile_planner_meanwhile
-from memfit.profile.cache import default_folder
 from memfit.report.progress import Progress
 from memfit.runtime.arena.planned import BLOCK_BYTES, StepArena, installed
 from memfit.runtime.autograd_step import Ready
@@ -130,7 +130,7 @@ class Preparer:
             time_limit_s=self.time_limit_s,
             compare_all="rounding" in task.allow or first.captured.compiled,
             offload="offload" in task.allow,
-            memory=default_folder() / "plans",
+            memory=cache_folder("plans"),
         )
 
 

@@ -10,9 +10,11 @@ The key is the graph, its costs, the planner with its settings and the time it m
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from memfit.core.cache_folder import warn_once
 from memfit.core.errors import MemfitError
 from memfit.core.files import write_whole
 from memfit.core.io import dumps, loads
@@ -63,16 +65,15 @@ class CachedPlanner:
 
 def _read(path: Path, problem: Problem) -> Outcome | None:
     """The outcome kept at `path`, if it answers this problem; its bound only where it is one for this budget."""
+    outcome = _load(path)
+    if outcome is None or outcome.plan is None or outcome.plan.budget.device_bytes is None:
+        return None
+    before, now = outcome.plan.budget.device_bytes, problem.limit_bytes
+    if abs(before - now) > _SAME_BUDGET * now:
+        return None
     try:
-        outcome = loads(path.read_bytes(), Outcome, source=path.name)
-        assert isinstance(outcome, Outcome)
-        if outcome.plan is None or outcome.plan.budget.device_bytes is None:
-            return None
-        before, now = outcome.plan.budget.device_bytes, problem.limit_bytes
-        if abs(before - now) > _SAME_BUDGET * now:
-            return None
         timeline = simulate(problem.graph, outcome.plan.schedule, problem.costs, problem.budget)
-    except (OSError, MemfitError):
+    except MemfitError:  # it does not fit this budget
         return None
     plan = replace(outcome.plan, timeline=timeline, budget=problem.budget)
     if before == now:
@@ -84,13 +85,34 @@ def _read(path: Path, problem: Problem) -> Outcome | None:
     )
 
 
+def _load(path: Path) -> Outcome | None:
+    try:
+        outcome = loads(path.read_bytes(), Outcome, source=path.name)
+        assert isinstance(outcome, Outcome)
+        return outcome
+    except FileNotFoundError:
+        return None
+    except (OSError, MemfitError, RecursionError) as error:
+        warn_once(f"the plan kept in {path} cannot be read ({type(error).__name__}): it is made again.")
+        return None
+
+
 def _write(path: Path, outcome: Outcome) -> None:
-    """Whole or not at all; a read-only home is not an error."""
+    """Whole or not at all; a folder that cannot be written is said once."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with write_whole(path) as file:
             file.write(dumps(outcome).encode())
-        for old in sorted(path.parent.glob("*.json"), key=lambda p: p.stat().st_mtime)[:-_MOST_KEPT]:
+        for old in _by_age(path.parent)[:-_MOST_KEPT]:
             old.unlink(missing_ok=True)
-    except OSError:
-        return
+    except OSError as error:
+        warn_once(f"plans cannot be kept in {path.parent} ({error.strerror or error}): the next start searches again.")
+
+
+def _by_age(folder: Path) -> list[Path]:
+    """Another process may take files away meanwhile."""
+    ages: list[tuple[float, Path]] = []
+    for path in folder.glob("*.json"):
+        with suppress(FileNotFoundError):
+            ages.append((path.stat().st_mtime, path))
+    return [path for _, path in sorted(ages)]

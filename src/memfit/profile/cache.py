@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
+from threading import Lock
 
+from memfit.core.cache_folder import cache_folder, warn_once
 from memfit.core.files import write_whole
 
-_chosen: list[Path] = []
-
-
-def use_folder(folder: Path | None) -> None:
-    """Keep measurements in `folder` from now on; None goes back to the home folder's cache."""
-    _chosen[:] = [] if folder is None else [folder]
-
-
-def default_folder() -> Path:
-    """The folder chosen with `use_folder`, or the one in the home folder."""
-    return _chosen[0] if _chosen else Path(os.path.expanduser("~")) / ".cache" / "memfit"
+_saving = Lock()
+_MOST_NS = 2**62
 
 
 class Cache:
     """(device, signature) -> (time_ns, workspace_bytes), in one JSON file."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._path = (folder or default_folder()) / "op_costs_v1.json"
+        self._path = (folder or cache_folder()) / "op_costs_v1.json"
         self._entries: dict[str, list[int]] = _read(self._path)
         self._dirty = False
 
@@ -39,17 +31,18 @@ class Cache:
         self._dirty = True
 
     def save(self) -> None:
-        """Merge with what another process wrote meanwhile, and replace the file whole. A read-only home is not an error."""
+        """Merge with what others wrote meanwhile, and replace the file whole. A folder that cannot be written is said once."""
         if not self._dirty:
             return
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._entries = {**_read(self._path), **self._entries}
-            with write_whole(self._path) as file:
-                file.write(json.dumps(self._entries).encode())
+            with _saving:  # threads of this process; of two processes that save at once one may lose what it measured
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._entries = {**_read(self._path), **self._entries}
+                with write_whole(self._path) as file:
+                    file.write(json.dumps(self._entries).encode())
             self._dirty = False
-        except OSError:
-            return
+        except OSError as error:
+            warn_once(f"measured costs cannot be kept in {self._path.parent} ({error.strerror or error}): the next start measures again.")
 
 
 def _key(device: str, signature: str) -> str:
@@ -57,10 +50,16 @@ def _key(device: str, signature: str) -> str:
 
 
 def _read(path: Path) -> dict[str, list[int]]:
+    """What can be made sense of; a file that holds something else is said once, and replaced by the next save."""
     try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError):
+        data = json.loads(path.read_bytes())
+    except OSError:  # there is none, or saving will say what is wrong
         return {}
-    if not isinstance(data, dict):
+    except (ValueError, RecursionError) as error:
+        warn_once(f"measured costs in {path} cannot be read ({type(error).__name__}): they are measured again.")
         return {}
-    return {k: v for k, v in data.items() if isinstance(v, list) and len(v) == 2 and all(type(x) is int and x >= 0 for x in v)}
+    return {k: v for k, v in data.items() if _is_entry(v)} if isinstance(data, dict) else {}
+
+
+def _is_entry(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(type(x) is int and 0 <= x < _MOST_NS for x in value)

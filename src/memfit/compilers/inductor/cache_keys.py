@@ -1,11 +1,10 @@
-"""Inductor's keys on disk: the same for the same graph in every process, quick to make, and where the code lies."""
+"""Inductor's keys on disk: the same for the same graph in every process, quick to make."""
 
 from __future__ import annotations
 
 import copyreg
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
@@ -14,11 +13,6 @@ from memfit.torch_private.patch import Patch
 
 CODE_VERSION = "memfit 3"
 """Part of every key. It changes with `lowerings.py`, which changes what is written for the same graph."""
-
-
-def code_folder() -> Path:
-    """Where Inductor keeps code."""
-    return Path(private.cache_dir()())
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from memfit.compilers.inductor.code_folder import code_folder
 from memfit.compilers.inductor.code_writers import end_writers, yield_written
 from memfit.compilers.inductor.compiler import Inductor
 
@@ -22,6 +23,7 @@ def compile_pieces(targets: Iterable[Any], tell: Tell, meanwhile: Iterator[None]
     todo = list({piece.digest: piece for piece in pieces if not piece.is_compiled}.values())
     if not todo:
         return
+    code_folder()
     with Inductor().together() as settle:
 
         def work() -> None:

@@ -12,6 +12,7 @@ import torch
 
 from memfit.compilers.inductor import private
 from memfit.compilers.inductor.cache_keys import CODE_VERSION, pickle_formats_by_name, skip_key_log
+from memfit.compilers.inductor.code_folder import with_room
 from memfit.compilers.inductor.kernel_builders import build_together, wake_builders
 from memfit.compilers.inductor.lowerings import add_contiguous_first, choose_thresholds, count_wide_reads, inline_pools, lowering
 from memfit.core.errors import Unsupported
@@ -71,7 +72,7 @@ class Inductor:
         if cast is not None:
             return cast
         try:
-            return _compile(module, samples)
+            return with_room(lambda: _compile(module, samples))
         except Exception as error:
             if any(n.target is prims.inductor_random.default for n in module.graph.nodes):
                 raise Unsupported(

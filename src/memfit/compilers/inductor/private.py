@@ -18,7 +18,6 @@ virtual = _symbol("torch._inductor.virtualized.V")
 shape_env = _symbol("torch.fx.experimental.symbolic_shapes.ShapeEnv")
 tracing = _symbol("torch._guards.tracing")
 tracing_context = _symbol("torch._guards.TracingContext")
-cache_dir = _symbol("torch._inductor.runtime.cache_dir_utils.cache_dir", "find compiled code on disk")
 graph_pickler = _symbol("torch._inductor.codecache.FxGraphCachePickler", "find compiled code on disk")
 
 lowering = _symbol("torch._inductor.lowering", "write code for regions")

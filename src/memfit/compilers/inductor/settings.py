@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from memfit.compilers.inductor import private
-from memfit.compilers.inductor.cache_keys import code_folder
+from memfit.compilers.inductor.code_folder import code_folder
 from memfit.compilers.inductor.lowerings import lowering
 from memfit.torch_private.probe import accept_untested, is_tested
 

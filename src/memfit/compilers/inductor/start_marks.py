@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memfit.compilers.inductor.cache_keys import code_folder
+from memfit.compilers.inductor.code_folder import code_folder
 
 
 def mark_of(model: nn.Module, inputs: Sequence[torch.Tensor], about: Iterable[Any] = ()) -> Path:

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from memfit.core.budget import Budget
+from memfit.core.cache_folder import cache_folder, is_cache_chosen
 from memfit.core.costs import uniform_costs
 from memfit.core.graph import Graph, Op, Storage, Tensor
 from memfit.jit.kernel import is_cached
@@ -142,8 +143,9 @@ os._exit(0)
 def _start(name: str) -> subprocess.Popen[bytes] | None:
     nothing = subprocess.DEVNULL
     code = _CODE.format(path=sys.path, name=name)
+    env = {**os.environ, "MEMFIT_CACHE_DIR": str(cache_folder())} if is_cache_chosen() else None  # the very folder that this process reads
     try:
-        return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=nothing, stderr=nothing)
+        return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=nothing, stderr=nothing, env=env)
     except OSError:
         return None
 

@@ -119,7 +119,7 @@ def build(folder: Path, *, malloc: bool = False) -> Path:
     text = b"".join(p.read_bytes() for p in _SOURCES)
     mark = hashlib.sha256(text + f"{torch.__version__} {malloc}".encode()).hexdigest()[:16]
     target = folder / f"arena-{mark}.so"
-    if target.exists():
+    if _is_whole(target):
         return target
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
     if compiler is None:
@@ -133,8 +133,23 @@ def build(folder: Path, *, malloc: bool = False) -> Path:
             raise Unsupported(
                 f"arena.cpp could not be compiled by {compiler}: {done.stderr.strip()[-300:]}. Train without use_planned_arena()."
             )
+        with open(made, "rb") as written:
+            os.fsync(written.fileno())
+        _digest_file(target).write_text(hashlib.sha256(made.read_bytes()).hexdigest())
         made.replace(target)
     return target
+
+
+def _is_whole(target: Path) -> bool:
+    """A library of which a part is missing ends the process that loads it."""
+    try:
+        return hashlib.sha256(target.read_bytes()).hexdigest() == _digest_file(target).read_text()
+    except (OSError, ValueError):
+        return False
+
+
+def _digest_file(target: Path) -> Path:
+    return target.with_suffix(".sha256")
 
 
 def _flags(malloc: bool) -> list[str]:

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from memfit.core.cache_folder import cache_folder
 from memfit.core.errors import Unsupported
 from memfit.core.lifetimes import SCRATCH, Lifetime
 from memfit.core.plan import Layout
@@ -159,7 +160,7 @@ def use_planned_arena(*, folder: str | Path | None = None) -> Allocator:
             "CUDA is in use already, and an allocator cannot be changed under live tensors: call memfit.use_planned_arena() right after "
             "the imports, before the first .cuda(), torch.cuda.synchronize() or tensor on a CUDA device."
         )
-    library = load_cuda(Path(folder) if folder is not None else Path.home() / ".cache" / "memfit")
+    library = load_cuda(Path(folder) if folder is not None else cache_folder("arena"))
     allocator = torch.cuda.memory.CUDAPluggableAllocator(str(library.path), "memfit_alloc", "memfit_free")
     inner: Any = allocator.allocator()
     inner.set_reset_fn(library.address("memfit_empty"))

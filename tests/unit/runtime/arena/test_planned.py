@@ -40,8 +40,7 @@ def fresh(compiled: Path, tmp_path: Path) -> Callable[[], Device]:
 
     def make() -> Device:
         folder = tmp_path / str(next(count))
-        folder.mkdir()
-        shutil.copy(compiled, folder / compiled.name)
+        shutil.copytree(compiled.parent, folder)
         return Device(load_malloc(folder))
 
     return make
@@ -459,3 +458,13 @@ def test_without_a_compiler_it_says_so(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("CXX", "/bin/false")
     with pytest.raises(memfit.Unsupported, match="could not be compiled"):
         build(tmp_path, malloc=True)
+
+
+def test_a_library_of_which_half_is_there_is_built_again(tmp_path: Path) -> None:
+    """Loaded, it would end the process."""
+    path = build(tmp_path, malloc=True)
+    whole, built_ns = path.read_bytes(), path.stat().st_mtime_ns
+    assert build(tmp_path, malloc=True).stat().st_mtime_ns == built_ns
+    path.write_bytes(whole[: len(whole) // 2])
+    assert build(tmp_path, malloc=True).read_bytes() == whole
+    load_malloc(tmp_path)
