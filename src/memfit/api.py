@@ -28,6 +28,7 @@ from memfit.report.estimate import Estimate, summarize
 from memfit.report.frontier import Frontier, make_frontier
 from memfit.report.progress import Progress
 from memfit.runtime.arena.planned import installed
+from memfit.runtime.check import EVERY_STEP
 from memfit.runtime.closed_loop import Stepper
 from memfit.runtime.fitted import FittedModule, fit_module
 from memfit.runtime.graph_stepper import GraphStepper
@@ -68,7 +69,8 @@ def fit(
     `allow`: "recompute"; "variants", other implementations of ops: those with the same bits wherever they give a faster plan, those that
     only round otherwise where nothing else has a plan; "rounding" compares them all and takes the fastest; "offload" lets values wait in
     pinned host memory, copied beside the ops.
-    `check` compares the first step with the plain model: "auto" where that is small and fits, True where it fits, False never.
+    `check` compares the first step with the plain model: "auto" where that is small and fits, True where it fits, "every step" all
+    steps where they fit (slower, to be sure or to find what goes wrong), False none.
     `replay`: from the fifth step of a shape on, forward and backward are replayed from CUDA graphs, without Python between the kernels.
     """
     _check_options(model, engine, allow, check)
@@ -101,6 +103,7 @@ def stepper_for(model: nn.Module, options: dict[str, Any]) -> Stepper:
     _check_allow(allow)
     replay = bool(options.get("replay", False))
     _check_replay(model, replay)
+    _check_check(options.get("check", "auto"))
     reserve_bytes = parse_bytes(options.get("reserve", 0), what="reserve")
     task = Task(model=model, optimizer=options.get("optimizer"), reserve_bytes=reserve_bytes, engine=engine, allow=tuple(allow))
     preparer = Preparer(
@@ -185,8 +188,12 @@ def _check_options(model: Any, engine: str, allow: Sequence[str], check: bool | 
         raise BadInput("this model is fitted already: fit the plain model, with the new budget.")
     _check_engine(engine)
     _check_allow(allow)
-    if check not in (True, False, "auto"):
-        raise BadInput(f"check={check!r} is not known: True, False or 'auto'.")
+    _check_check(check)
+
+
+def _check_check(check: bool | str) -> None:
+    if not (isinstance(check, bool) or check in ("auto", EVERY_STEP)):
+        raise BadInput(f"check={check!r} is not known: True, False, 'auto' or {EVERY_STEP!r}.")
 
 
 def _check_replay(model: nn.Module, replay: bool) -> None:

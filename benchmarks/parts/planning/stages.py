@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -120,12 +120,20 @@ def compare(
             yield f"- {name}", "found" if without.plan is not None else "0" if with_it.status is without.status else "proof lost"
 
 
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """With those of stages that were deleted for what earlier rows say."""
+    gone = {name: None for row in rows for name in row if name.startswith("- ") and name not in COLUMNS}
+    return (*COLUMNS, *gone)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kinds", nargs="*", help=f"of {', '.join(SHARES)}; all without")
     parser.add_argument("--seconds", type=float, default=4.0, help="time limit for each plan")
     parser.add_argument("--seeds", type=int, default=3, help="searches for a cell in which something changes")
-    parser.add_argument("--stages", nargs="*", choices=STAGES, default=STAGES, help="only these, printed and not kept")
+    parser.add_argument(
+        "--stages", nargs="*", choices=STAGES, default=STAGES, help="only these: a row of its own, with the other columns empty"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
@@ -138,10 +146,10 @@ def main() -> None:
             row |= dict(compare(graph, costs, limit, options.seconds, options.seeds, whole.time_ns, options.stages))
             print(" | ".join(str(row[c]) for c in COLUMNS if c in row), file=sys.stderr, flush=True)
             rows.append(row)
-    if tuple(options.stages) != STAGES:
-        return
     _, before = read_results(path_of("planning_stages"))
-    measured = {(row["step"], row["seconds"]) for row in rows}
-    rows = [*(row for row in before if (row["step"], row["seconds"]) not in measured), *rows]
+    measured = {(row["step"], row["seconds"], tuple(row)) for row in rows}
+    rows = [*(row for row in before if (row["step"], row["seconds"], tuple(c for c in row if c in COLUMNS)) not in measured), *rows]
     run = provenance(0, ("torch", "numpy", "scipy", "numba"))
-    write_results("planning_stages", title="Stages of the planner, one left out at a time", text=TEXT, columns=COLUMNS, rows=rows, run=run)
+    write_results(
+        "planning_stages", title="Stages of the planner, one left out at a time", text=TEXT, columns=columns_of(rows), rows=rows, run=run
+    )

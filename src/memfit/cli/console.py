@@ -45,8 +45,8 @@ def say_cache_warnings() -> Iterator[None]:
     """As one line each on stderr, without the line of ours that raised them."""
     usual = warnings.formatwarning
 
-    def format_plainly(message: Any, category: Any, *about: Any) -> str:
-        return f"warning: {message}\n" if issubclass(category, CacheWarning) else usual(message, category, *about)
+    def format_plainly(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+        return f"warning: {message}\n" if issubclass(category, CacheWarning) else usual(message, category, filename, lineno, line)
 
     warnings.formatwarning = format_plainly
     try:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from memfit.core.errors import BadInput
 from memfit.core.graph import Graph
-from memfit.core.units import MAX_BYTES
+from memfit.core.units import MAX_SUM
 
 DEVICE, HOST, DISK = 0, 1, 2
 """Memory levels: where the step computes, and where copies can wait. Chains may use more levels than these."""
@@ -57,6 +57,10 @@ class Costs:
             flat.extend(nested)
         if flat and min(flat) < 0:
             raise BadInput(f"costs hold a negative value ({min(flat)}): times and workspaces are at least 0.")
+        if flat and max(flat) >= MAX_SUM:
+            raise BadInput(
+                f"costs hold {max(flat)}, which is 2**62 or more: times are in nanoseconds, workspaces in bytes; check the unit."
+            )
         for level in self.levels:
             _check_level(level)
 
@@ -72,8 +76,8 @@ def _check_level(level: Level) -> None:
         if bandwidth != 0 and not 1e-9 <= bandwidth <= 1e300:
             raise BadInput("a memory level has a bandwidth outside 1e-9 to 1e300 bytes per second: correct it; 0 means latency alone.")
     for latency in (level.write_latency_ns, level.read_latency_ns):
-        if not 0 <= latency <= MAX_BYTES:
-            raise BadInput(f"a memory level has a latency of {latency} ns: give a whole number of at least 0.")
+        if not 0 <= latency < MAX_SUM:
+            raise BadInput(f"a memory level has a latency of {latency} ns: give a whole number of at least 0 and below 2**62.")
 
 
 def uniform_costs(graph: Graph, *, time_ns: int = 1) -> Costs:
@@ -105,3 +109,21 @@ def check_costs(graph: Graph, costs: Costs) -> None:
                 )
         if len(counts) != len(graph.ops):
             raise BadInput(f"{label} covers {len(counts)} ops, the graph has {len(graph.ops)}: profile this graph again.")
+
+
+def check_sums(graph: Graph, costs: Costs) -> None:
+    """Refuse what does not add up inside 64 bits, before anything is planned with it."""
+    total_ns = sum(costs.op_time_ns) + sum(map(sum, costs.variant_time_ns))
+    if total_ns >= MAX_SUM:
+        raise BadInput(f"the ops take {total_ns} ns together, which is 2**62 or more: times are in nanoseconds; check the unit.")
+    widest = max((*costs.workspace_bytes, *(w for row in costs.variant_workspace_bytes for w in row)), default=0)
+    total_bytes = sum(storage.size_bytes for storage in graph.storages)
+    if total_bytes + widest >= MAX_SUM:
+        raise BadInput(f"storages of {total_bytes} bytes and a workspace of {widest} are 2**62 or more together: check the unit.")
+    for number, level in enumerate(costs.levels, 1):
+        copies_ns = sum(level.write_ns(s.size_bytes) + level.read_ns(s.size_bytes) for s in graph.storages)
+        if copies_ns >= MAX_SUM:
+            raise BadInput(
+                f"copying every storage to the {level_name(number)} and back takes {copies_ns} ns, which is 2**62 or more: check its bandwidth, "
+                "in bytes per second."
+            )

@@ -22,7 +22,7 @@ from functools import cached_property
 from typing import Any
 
 from memfit.core.errors import BadInput
-from memfit.core.units import MAX_BYTES
+from memfit.core.units import MAX_SUM
 
 
 class Kind(StrEnum):
@@ -190,8 +190,8 @@ def _check(graph: Graph) -> None:
     for storage in graph.storages:
         if storage.size_bytes < 0:
             raise BadInput(f"storage {storage.id} has {storage.size_bytes} bytes: sizes cannot be negative.")
-    if sum(storage.size_bytes for storage in graph.storages) > MAX_BYTES:
-        raise BadInput("the storages hold more than 2**63 - 1 bytes together: check the sizes.")
+    if sum(storage.size_bytes for storage in graph.storages) >= MAX_SUM:
+        raise BadInput("the storages hold 2**62 bytes or more together, which is more than memfit can count: check the sizes.")
     for tensor in graph.tensors:
         if not 0 <= tensor.storage < len(graph.storages):
             raise BadInput(f"tensor {tensor.id} views storage {tensor.storage}, but there are {len(graph.storages)} storages.")

@@ -27,6 +27,8 @@ _FACTOR = {
 _PATTERN = re.compile(r"\s*([0-9](?:[0-9_]*[0-9])?(?:\.[0-9]+)?|\.[0-9]+)\s*([a-zA-Z]*)\s*", re.ASCII)
 _ACCEPTED = 'a whole number of bytes or text such as "6GiB", "6 GB", "512MiB" or "1.5g"'
 MAX_BYTES = 2**63 - 1
+MAX_SUM = 2**62
+"""What sizes and times of one problem stay below together, so that sums of two of them fit in 64 bits."""
 
 
 def parse_bytes(value: int | str | float, *, what: str = "size") -> int:

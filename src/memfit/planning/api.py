@@ -7,7 +7,7 @@ from dataclasses import replace
 from importlib import import_module
 
 from memfit.core.budget import Budget
-from memfit.core.costs import Costs, uniform_costs
+from memfit.core.costs import Costs, check_sums, uniform_costs
 from memfit.core.errors import BadInput
 from memfit.core.graph import Graph
 from memfit.core.outcome import Outcome
@@ -60,7 +60,9 @@ def plan(
     if not time_limit_s >= 0:
         raise BadInput(f"a time limit of {time_limit_s} s is not a number of seconds: give 0 or more.")
     limits = Budget() if budget is None else budget if isinstance(budget, Budget) else Budget.parse(budget)
-    problem = Problem(graph=graph, costs=costs or uniform_costs(graph), budget=limits, time_limit_s=time_limit_s, progress=progress)
+    costs = costs or uniform_costs(graph)
+    check_sums(graph, costs)
+    problem = Problem(graph=graph, costs=costs, budget=limits, time_limit_s=time_limit_s, progress=progress)
     outcome = find_planner(planner).plan(problem)
     if outcome.plan is None:
         return outcome

@@ -90,9 +90,9 @@ def _load(path: Path) -> Outcome | None:
         outcome = loads(path.read_bytes(), Outcome, source=path.name)
         assert isinstance(outcome, Outcome)
         return outcome
-    except FileNotFoundError:
+    except OSError:  # there is none, or writing will say what is wrong
         return None
-    except (OSError, MemfitError, RecursionError) as error:
+    except (MemfitError, RecursionError) as error:
         warn_once(f"the plan kept in {path} cannot be read ({type(error).__name__}): it is made again.")
         return None
 

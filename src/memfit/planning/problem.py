@@ -18,6 +18,7 @@ from memfit.core.budget import Budget
 from memfit.core.costs import Costs
 from memfit.core.graph import Graph
 from memfit.core.outcome import Outcome
+from memfit.core.units import MAX_SUM
 from memfit.planning.model.reduce import Model, build_model
 
 
@@ -62,7 +63,7 @@ class Problem:
     @property
     def limit_bytes(self) -> int:
         """The device budget as a number; no limit is a number nothing reaches."""
-        return 2**62 if self.budget.device_bytes is None else self.budget.device_bytes
+        return MAX_SUM if self.budget.device_bytes is None else min(self.budget.device_bytes, MAX_SUM)
 
     @property
     def seconds(self) -> float:

@@ -56,7 +56,6 @@ class CutSettings:
 
     shares: Floats = (1.0, 0.97, 0.93, 0.88, 0.8, 0.7, 0.6)  # of the budget, for which the first cut is solved
     more_shares: Floats = (1.0, 0.93)  # the same for further cuts
-    num_cuts: int = 12  # looked at in all
     close_points: float = 0.02  # a gap at which no further share is tried
     guesses: int = 4  # shares guessed from a seed's peak, for large graphs
     guess: float = 0.995  # of the share at which the seed would just fit

@@ -104,6 +104,7 @@ class Session:
         self.old_buffers: dict[int, torch.Tensor] = {}
         self.compares = False  # a trial that will be compared with the plain model keeps all buffers, before and after
         self.new_buffers: dict[int, torch.Tensor] = {}
+        self.old_gradients: dict[int, torch.Tensor] = {}  # what this step's are added to, where it is compared
         self.outputs: list[torch.Tensor] = []
         self._output_versions: list[int] = []
         self.watch: Watch | None = None
@@ -147,11 +148,19 @@ class Session:
         return outputs
 
     def forget_trial(self) -> None:
-        self.outputs, self.old_buffers, self.new_buffers, self.watch = [], {}, {}, None
+        self.outputs, self.old_buffers, self.new_buffers, self.old_gradients, self.watch = [], {}, {}, {}, None
 
     def is_untouched(self, output: int) -> bool:
         """Whether an output of a trial is as forward gave it."""
         return versions_of(self.outputs[output : output + 1]) == self._output_versions[output : output + 1]
+
+    def undo_gradients(self, sink: GradientSink) -> None:
+        """Gradients are again what they were before this step, where it was compared."""
+        sink.take_back()
+        for i in sink.added & self.old_gradients.keys():
+            grad = self.sources[i].grad
+            if grad is not None:
+                grad.copy_(self.old_gradients[i])
 
     @property
     def sources_unchanged(self) -> bool:
@@ -180,6 +189,8 @@ class Session:
             raise Unsupported(TWICE)
         self.versions.require_same(self.saved)
         aligned = match_layouts(self.captured, tangents)
+        if self.compares:
+            self.old_gradients = {i: s.grad.clone() for i, s in enumerate(self.sources) if s.is_leaf and s.grad is not None}
         try:
             self._backward(aligned, sink)
         except BaseException:

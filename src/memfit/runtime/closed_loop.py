@@ -19,8 +19,8 @@ from memfit.core.plan import Plan
 from memfit.core.recent import Recent
 from memfit.core.units import format_bytes
 from memfit.runtime.autograd_step import Ready, Session, Step, run, source_bytes
+from memfit.runtime.check import EVERY_STEP, CannotJudge, Verdict, compare
 from memfit.runtime.cuda_graphs import Recorder, Recording, Replayed
-from memfit.runtime.first_step_check import CannotJudge, Verdict, compare
 from memfit.runtime.free_memory import free_bytes
 from memfit.runtime.gradients import GradientSink, Tangents
 from memfit.runtime.moment import Moment
@@ -74,13 +74,25 @@ class _Shape:
     moment: Moment
     tighter_by: int = 0
     measured_peak_bytes: int | None = None
-    verdict: Verdict | None = None
+    verdict: Verdict | None = None  # the worst, where several steps were compared
+    compared_steps: int = 0
     notes: list[str] = field(default_factory=list)
     steps: int = 0
     oom_replans: int = 0
     reserved_replans: int = 0
     recording: Recording | None = None
     recordings_left: int = _MOST_RECORDINGS
+
+    def note(self, text: str) -> None:
+        """For the report, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    @property
+    def check_sentence(self) -> str:
+        if self.verdict is None:
+            return "not run"
+        return self.verdict.sentence() + (f", in each of {self.compared_steps} steps" if self.compared_steps > 1 else "")
 
     @property
     def budget_bytes(self) -> int | None:
@@ -137,11 +149,14 @@ class Stepper:
             shape.ready.make_room()
             session.compares = self._will_check(shape)
             session.watch = Trial(self, shape, plain)
+        elif self.check == EVERY_STEP and self._will_check(shape):
+            session.compares, session.watch = True, Comparison(self, shape, plain)
         return session
 
     def _replayed(self, shape: _Shape, sources: tuple[torch.Tensor, ...]) -> Step | None:
         """A step from the shape's recording, made now if it is time; None where it has none or the last replay's results are in use."""
-        if self.recorder is None or shape.steps <= _KNOWN_AFTER or shape.ready.captured.accumulates:
+        not_yet = shape.steps <= _KNOWN_AFTER or shape.ready.captured.accumulates
+        if self.recorder is None or not_yet or self.check == EVERY_STEP:
             return None
         if shape.recording is None or not shape.recording.serves(sources):
             self.forget_recordings()
@@ -225,30 +240,39 @@ class Stepper:
                 f"{len(args)} positional arguments given: with loss_fn call fitted(*inputs, *targets) with {self.num_targets} targets last."
             )
 
-    # -- the first step of a shape -----------------------------------------------------------------------------------
+    # -- steps that are looked at -----------------------------------------------------------------------------------
 
-    def finish_trial(self, shape: _Shape, session: Session, tangents: Tangents, sink: GradientSink, plain: Callable[[], Any]) -> None:
+    def compare(self, shape: _Shape, session: Session, tangents: Tangents, sink: GradientSink, plain: Callable[[], Any]) -> None:
+        """With the plain model. A step that is surely wrong is undone, and ends training."""
         if not session.compares or any(i < shape.ready.captured.convention.num_parameters for i in sink.returned):
             return
         inputs = (f"input {i}" for i in range(shape.ready.captured.convention.num_inputs))
         names = (*(n for n, _ in self.model.named_parameters()), *(n for n, _ in self.model.named_buffers()), *inputs)
         try:
-            shape.verdict = compare(session, tangents, sink, plain, names, lambda: shape.moment.again(self.subject))
+            verdict = compare(session, tangents, sink, plain, names, lambda: shape.moment.again(self.subject))
         except CannotJudge as reason:
-            shape.notes.append(f"first step not checked against the plain model: {reason}")
+            shape.note(f"{self._which(shape)} not checked against the plain model: {reason}")
         except Exception as error:
-            shape.notes.append(f"first step not checked against the plain model, which could not be run again: {str(error)[:200]}")
+            shape.note(f"{self._which(shape)} not checked against the plain model, which could not be run again: {str(error)[:200]}")
         else:
-            _raise_if_wrong(shape.verdict)
+            shape.compared_steps += 1
+            if shape.verdict is None or verdict.worst_fraction > shape.verdict.worst_fraction:
+                shape.verdict = verdict
+            if not verdict.acceptable:
+                session.undo_gradients(sink)
+                raise MemfitError(_say_wrong(verdict))
+
+    def _which(self, shape: _Shape) -> str:
+        return "first step" if shape.steps <= 1 else "a later step"
 
     def _will_check(self, shape: _Shape) -> bool:
-        """Where the plain model fits in the device's free memory beside our gradients; never while gradients accumulate or have hooks."""
+        """Where the plain model fits in the device's free memory beside our gradients; never where gradients have hooks."""
         captured = shape.ready.captured
         parameters = list(self.model.parameters())
-        if self.check is False or captured.accumulates or any(map(has_gradient_hooks, parameters)):
+        if self.check is False or any(map(has_gradient_hooks, parameters)):
             return False
         if captured.compiled and any(op.seeded for op in captured.graph.ops):
-            shape.notes.append("first step not checked against the plain model: compiled kernels draw other random numbers")
+            shape.note("first step not checked against the plain model: compiled kernels draw other random numbers")
             return False
         if self.check == "always":
             return True
@@ -256,8 +280,8 @@ class Stepper:
         needed = max(0, shape.ready.keep_all_peak_bytes - source_bytes(captured)) + gradient_bytes
         fits = needed <= free_bytes(captured.device) // 2
         if not fits:
-            shape.notes.append(f"first step not checked against the plain model: that would take {format_bytes(needed)}")
-        return fits and (self.check is True or needed <= 2**30)
+            shape.note(f"{self._which(shape)} not checked against the plain model: that would take {format_bytes(needed)}")
+        return fits and (self.check in (True, EVERY_STEP) or needed <= 2**30)
 
     def settle(self, shape: _Shape, measured: int) -> None:
         """Compare measured with planned; a miss above the budget re-plans tighter by as much."""
@@ -324,7 +348,7 @@ class Stepper:
             overhead_fraction=(plan.timeline.compute_time_ns - base) / base if base else 0.0,
             planner=plan.planner,
             num_shapes=len(self.shapes),
-            check=shape.verdict.sentence() if shape.verdict else "not run",
+            check=shape.check_sentence,
             notes=tuple(shape.notes),
             arena_bytes=shape.ready.arena.height_bytes if shape.ready.arena is not None else None,
         )
@@ -366,17 +390,36 @@ class Trial:
         try:
             if self.peak is not None:
                 self.stepper.settle(self.shape, self.held_before + self.peak)
-            self.stepper.finish_trial(self.shape, session, tangents, sink, self.plain)
+            self.stepper.compare(self.shape, session, tangents, sink, self.plain)
         finally:
             session.forget_trial()
 
 
-def _raise_if_wrong(verdict: Verdict) -> None:
-    if not verdict.acceptable:
-        raise MemfitError(
-            f"the planned step differs from the plain model by {verdict.worst_fraction:.1e} at {verdict.where}, the plain model from itself by "
-            f"{verdict.noise_fraction:.1e}: the gradients of this step are wrong. Please report the model; check=False runs without this check."
-        )
+class Comparison:
+    """Watches a step that is compared with the plain model and not measured."""
+
+    def __init__(self, stepper: Stepper, shape: _Shape, plain: Callable[[], Any]) -> None:
+        self.stepper, self.shape, self.plain = stepper, shape, plain
+
+    def forward(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def backward(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def done(self, session: Session, tangents: Tangents, sink: GradientSink) -> None:
+        try:
+            self.stepper.compare(self.shape, session, tangents, sink, self.plain)
+        finally:
+            session.forget_trial()
+
+
+def _say_wrong(verdict: Verdict) -> str:
+    return (
+        f"the planned step differs from the plain model by {verdict.worst_fraction:.1e} at {verdict.where}, the plain model from itself by "
+        f"{verdict.noise_fraction:.1e}: the gradients of this step were wrong, and are taken back. Please report the model; check=False runs "
+        "without this check."
+    )
 
 
 def _parts_of(model: nn.Module) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...], tuple[bool, ...]]:

@@ -27,6 +27,7 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 TaskId = str | int
 MAX_TOTAL_BYTES = 2**61
+MAX_TOTAL_TIME = 1e150  # products of times stay finite
 COMPILE_FROM = 4_000  # tasks; below, importing numba and loading a kernel takes longer than plain Python does
 
 
@@ -74,8 +75,13 @@ class TaskGraph:
             if len(values) and values.min() < 0:
                 raise BadInput(f"a task has {label} {values.min()}: it is at least 0.")
         total = int(self.memory_bytes.astype(object).sum() + self.item_bytes.astype(object).sum()) if len(self.time) < 10_000 else 0
-        if total > MAX_TOTAL_BYTES or float(self.item_bytes.sum(dtype=np.float64)) > MAX_TOTAL_BYTES:
+        about = float(self.item_bytes.sum(dtype=np.float64)) + float(self.memory_bytes.sum(dtype=np.float64))
+        if total > MAX_TOTAL_BYTES or about > MAX_TOTAL_BYTES:
             raise BadInput("all outputs and working memories together exceed 2**61 bytes: check the unit of the sizes.")
+        if len(self.time) and len(self.time) * float(self.time.max()) > MAX_TOTAL_TIME:
+            raise BadInput(
+                f"a task takes {self.time.max():g}: the times of all tasks add up to more than {MAX_TOTAL_TIME:g}; use a larger unit."
+            )
         if len(self.topological_order) != self.num_tasks:
             stuck = self._in_cycle()
             raise BadInput(f"the graph has a cycle through task {stuck!r}: a task cannot wait for itself; remove one of its edges.")

@@ -12,8 +12,8 @@ from memfit.core.errors import Unsupported
 from memfit.core.schedule import Compute, Free, Offload, Schedule
 from memfit.pipeline.capture import capture
 from memfit.planning import plan
+from memfit.runtime.check import Verdict
 from memfit.runtime.codegen import generate
-from memfit.runtime.first_step_check import Verdict
 from memfit.runtime.gradients import GradientSink, accumulate
 from memfit.runtime.rng import RandomStates
 

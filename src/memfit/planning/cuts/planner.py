@@ -50,19 +50,6 @@ class FirstCut:
         try_cuts(search, max_cuts=1, seconds=seconds)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoreCuts:
-    """Bounds and seeds from other single cuts, where chains of cuts are too large a program."""
-
-    name: str = "more cuts"
-
-    def applies(self, search: Search) -> bool:
-        return search.chain is None and not search.is_hurried
-
-    def run(self, search: Search, seconds: float) -> None:
-        try_cuts(search, max_cuts=search.settings.cuts.num_cuts, first=1, seconds=seconds)
-
-
 def judge_search(search: Search, planner: str) -> Outcome:
     """The outcome of a search: its best sequence, judged, or why there is none."""
     return judge_sequence(
@@ -84,8 +71,8 @@ def _say_why_not(search: Search, planner: str) -> str:
     )
 
 
-def try_cuts(search: Search, *, max_cuts: int, first: int = 0, seconds: float = 1e9) -> None:
-    """Bounds and seeds from cuts around the peak, `first` of them left out, until the gap is small or the time is up."""
+def try_cuts(search: Search, *, max_cuts: int, seconds: float = 1e9) -> None:
+    """Bounds and seeds from cuts around the peak, until the gap is small or the time is up."""
     model, stop, numbers = search.problem.model, search.problem.seconds + seconds, search.settings.cuts
     agenda, makers = np.array(model.agenda, np.int64), default_makers(model)
     search.consider(agenda, "keep all")
@@ -95,8 +82,6 @@ def try_cuts(search: Search, *, max_cuts: int, first: int = 0, seconds: float = 
         late = search.done or search.problem.seconds > stop
         if number >= max_cuts or search.settled or search.good_enough or (number and late):
             break
-        if number < first:
-            continue
         shares = numbers.more_shares if number else (1.0,) if search.is_large else numbers.shares
         _try_shares(search, CutProgram(model, (cut,)), list(shares), f"cut {number + 1}", stop)
         if number == 0 and search.best is None:

@@ -20,14 +20,14 @@ from memfit.planning.baselines.greedy import Greedy
 from memfit.planning.baselines.sqrt_segments import SqrtSegments
 from memfit.planning.cuts.infeasibility import ProveInfeasible
 from memfit.planning.cuts.milestones import Milestones
-from memfit.planning.cuts.planner import FirstCut, MoreCuts, judge_search
+from memfit.planning.cuts.planner import FirstCut, judge_search
 from memfit.planning.cuts.refine import ExactCuts, LongerChains
 from memfit.planning.cuts.wide_ops import WideOps
 from memfit.planning.cuts.window_milp import Windows
 from memfit.planning.jit.warm_up import prepare_kernels
 from memfit.planning.outcome import judge_sequence
 from memfit.planning.problem import Planner, Problem
-from memfit.planning.search.improve import Finish, HurriedWalks, Walks, WalksOn
+from memfit.planning.search.improve import HurriedWalks, Walks, WalksOn
 from memfit.planning.search.reorder import Reorder
 from memfit.planning.search.seeds import Segments, SimplePlanners
 from memfit.planning.search.stage import Part, Slot
@@ -57,13 +57,11 @@ AUTO: dict[str, tuple[Slot, ...]] = {
         Slot(Annealing(first_plan=True), share=0.1),
         Slot(HurriedWalks(), share=0.12),
         Slot(ExactCuts(), share=0.2),
-        Slot(Finish(), share=0.05),
         Slot(Segments(), of=Part.LEFT),
         Slot(Walks(), share=0.2),
         Slot(Windows(), share=0.12),
         Slot(LongerChains(began_without_variants=True), share=0.15),
         Slot(LongerChains(), share=0.35),
-        Slot(MoreCuts(), share=0.6, least_s=1.0),
         Slot(Walks(add_to_seed=100), of=Part.LEFT),
     ),
 }

@@ -60,26 +60,13 @@ class WalksOn(Walks):
         return search.best is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finish:
-    """A short search after the gap is small enough, until it is nearly closed."""
-
-    name: str = "finish"
-
-    def applies(self, search: Search) -> bool:
-        return search.good_enough
-
-    def run(self, search: Search, seconds: float) -> None:
-        improve(search, seconds=seconds, seed=search.seed, finish=True)
-
-
-def improve(search: Search, *, seconds: float = 1e9, seed: int = 0, patience: float | None = None, finish: bool = False) -> None:
-    """Search until the gap is small enough (`finish`: until there is next to none), the time is up or the user has had enough.
+def improve(search: Search, *, seconds: float = 1e9, seed: int = 0, patience: float | None = None) -> None:
+    """Search until the gap is small enough the time is up or the user has had enough.
 
     With `patience` also when a plan is known and nothing worthwhile was found for that share of the time spent.
     """
     numbers = search.settings.walks
-    clock = _Clock(search, search.problem.seconds + min(seconds, max(search.problem.seconds_left, 0.0)), patience, finish)
+    clock = _Clock(search, search.problem.seconds + min(seconds, max(search.problem.seconds_left, 0.0)), patience)
     at_once = min(numbers.at_once, cpu_count() or 1)
     most = int(numbers.round_share * at_once * (clock.stop_s - search.problem.seconds) / numbers.least_walk_s)
     walks = begin_walks(search, seed, most, at_once)
@@ -113,7 +100,6 @@ class _Clock:
     search: Search
     stop_s: float
     patience: float | None
-    finish: bool
     reached_ns: int | None = None
     gained_s: float = 0.0
     told_s: float = 0.0
@@ -127,8 +113,7 @@ class _Clock:
         tired = self.patience is not None and self.reached_ns is not None
         if tired and now - self.gained_s > max(numbers.least_patience_s, (self.patience or 0.0) * now):
             return True
-        enough = search.nearly_closed if self.finish else search.good_enough
-        return self.stopped or search.done or enough or now >= self.stop_s
+        return self.stopped or search.done or search.good_enough or now >= self.stop_s
 
     def tell(self) -> None:
         problem = self.search.problem

@@ -1,4 +1,4 @@
-"""The check of the first step: silent on everything a right training run does, and it still finds what is wrong."""
+"""The check of the first step, or of all: silent on everything a right training run does, and it still finds what is wrong."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def rows(seed: int = 1) -> torch.Tensor:
     return torch.randn(32, 6, generator=torch.Generator().manual_seed(seed))
 
 
-def fit(model: nn.Module, x: torch.Tensor | None = None, **options: Any) -> Any:
-    return memfit.fit(model, (rows() if x is None else x,), budget=NO_LIMIT, planner="keep_all", check=True, **options)
+def fit(model: nn.Module, x: torch.Tensor | None = None, *, check: bool | str = True, **options: Any) -> Any:
+    return memfit.fit(model, (rows() if x is None else x,), budget=NO_LIMIT, planner="keep_all", check=check, **options)
 
 
 def trained(run: Callable[[Any], None], make: Callable[[], nn.Module], **options: Any) -> Any:
@@ -106,11 +106,12 @@ LOOPS = [
 ]
 
 
+@pytest.mark.parametrize("check", [True, "every step"])
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda f: f.__name__)
-def test_no_false_alarm_in_ordinary_loops(loop: Any, dropout: float, norm: bool) -> None:
-    trained(loop, lambda: small(dropout, norm=norm))
+def test_no_false_alarm_in_ordinary_loops(loop: Any, dropout: float, norm: bool, check: bool | str) -> None:
+    trained(loop, lambda: small(dropout, norm=norm), check=check)
 
 
 @pytest.mark.parametrize("dropout", [0.1, 0.3, 0.5])
@@ -205,13 +206,12 @@ def test_a_plain_model_that_runs_out_of_memory_is_not_judged() -> None:
     assert all(p.grad is not None for p in fitted.parameters())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("part", ["output", "gradient", "buffer"])
-def test_a_wrong_step_is_found(part: str, dtype: torch.dtype) -> None:
-    """The plan's own program is made wrong; the check must stop it whatever the type."""
-    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 6)).to(dtype)
-    x = rows().to(dtype)
-    fitted = fit(model, x)
+def all_shapes(fitted: Any) -> list[Any]:
+    return [shape for stepper in fitted._memfit._steppers() for shape in stepper.shapes.values()]
+
+
+def make_wrong(fitted: Any, part: str) -> None:
+    """The plan's own program gives another output, gradient or buffer from now on."""
     program = fitted._memfit.latest.ready.program
     forward, backward = program.forward, program.backward
 
@@ -229,6 +229,16 @@ def test_a_wrong_step_is_found(part: str, dtype: torch.dtype) -> None:
 
     object.__setattr__(program, "forward", wrong_forward)
     object.__setattr__(program, "backward", wrong_backward)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("part", ["output", "gradient", "buffer"])
+def test_a_wrong_step_is_found(part: str, dtype: torch.dtype) -> None:
+    """The plan's own program is made wrong; the check must stop it whatever the type."""
+    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 6)).to(dtype)
+    x = rows().to(dtype)
+    fitted = fit(model, x)
+    make_wrong(fitted, part)
     with pytest.raises(memfit.MemfitError, match=r"differs from the plain model by .* at (output|gradient|buffer)"):
         fitted(x).square().sum().backward()
 
@@ -242,3 +252,66 @@ def test_a_change_that_the_plan_does_not_read_makes_no_alarm() -> None:
         model[-1].bias.add_(1)
     out.sum().backward()
     assert any("changed between forward and backward" in note for note in fitted.report().notes)
+
+
+def optimize(module: Any, steps: int) -> None:
+    """Accumulation, a scheduler, evaluation in between, a last short batch."""
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    for step in range(steps):
+        module(rows(step)).square().mean().backward()
+        module(rows(step + 50)[: 32 if step < steps - 1 else 7]).square().mean().backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        module.eval()
+        with torch.no_grad():
+            module(rows())
+        module.train()
+    module(rows()).square().mean().backward()
+
+
+def test_every_step_is_compared_and_nothing_else_changes() -> None:
+    def run(module: Any) -> None:
+        optimize(module, 5)
+
+    fitted = trained(run, lambda: small(0.2, norm=True), check="every step")
+    shapes = all_shapes(fitted)
+    assert sum(shape.compared_steps for shape in shapes) == 11
+    assert fitted.report().check == "outputs, gradients and buffers identical to the plain model's, bit for bit, in each of 6 steps"
+    assert not [note for shape in shapes for note in shape.notes]
+
+
+@pytest.mark.parametrize("accumulates", [False, True])
+@pytest.mark.parametrize("part", ["output", "gradient", "buffer"])
+def test_a_later_step_that_goes_wrong_is_found_and_taken_back(part: str, accumulates: bool) -> None:
+    fitted = fit(small(norm=True), check="every step")
+
+    def step(seed: int) -> None:
+        fitted(rows(seed)).square().sum().backward()
+
+    for seed in range(4):
+        if not accumulates:
+            fitted.zero_grad()
+        step(seed)
+    before = [p.grad.clone() for p in fitted.parameters()]
+    if not accumulates:
+        fitted.zero_grad()
+    make_wrong(fitted, part)
+    with pytest.raises(memfit.MemfitError, match="were wrong, and are taken back"):
+        step(9)
+    assert same([p.grad for p in fitted.parameters()], before if accumulates else [None] * len(before))
+
+
+def test_the_first_step_alone_is_compared_unless_asked() -> None:
+    fitted = fit(small())
+    for seed in range(3):
+        fitted.zero_grad()
+        fitted(rows(seed)).sum().backward()
+    assert [shape.compared_steps for shape in all_shapes(fitted)] == [1]
+
+
+@pytest.mark.parametrize("check", ["every", "first", 2, None, ["auto"]])
+def test_what_is_not_a_check_is_refused(check: Any) -> None:
+    with pytest.raises(memfit.BadInput, match="'every step'"):
+        fit(small(), check=check)

@@ -1,4 +1,4 @@
-"""The first step against the plain model: same outputs, same gradients, same buffers.
+"""A step against the plain model, the first one or every one: same outputs, same gradients, same buffers.
 
     our step ── outputs, gradients of this call, buffers ──┐ each tensor's difference
     plain    ── same inputs, numbers, autocast, tangents ──┘      └─ small for its type? ── fine
@@ -54,6 +54,10 @@ class Verdict:
         return f"outputs, gradients and buffers equal the plain model's up to {self.worst_fraction:.1e} (worst: {self.where})"
 
 
+EVERY_STEP = "every step"
+"""What may be asked for beside True, False and "auto", which are about the first step."""
+
+
 class CannotJudge(Exception):
     """Why the step cannot be compared."""
 
@@ -88,13 +92,15 @@ def compare(
 
 
 class _Compared:
-    """What of a step is compared, by name: outputs as they left, gradients that are this call's alone, buffers as forward left them."""
+    """What of a step is compared, by name: outputs as they left, gradients (with those from before, where they were added), buffers as forward left them."""
 
     def __init__(self, session: Session, sink: GradientSink, names: tuple[str, ...]) -> None:
         self.session, self.sink, self.names = session, sink, names
         count = session.captured.convention.num_parameters
         trained = [i for i in range(len(session.sources)) if session.sources[i].requires_grad]
-        self.parameters = [i for i in trained if i < count and (i in sink.made or session.sources[i].grad is None)]
+        self.parameters = [
+            i for i in trained if i < count and (i in sink.made or i in session.old_gradients or session.sources[i].grad is None)
+        ]
         self.inputs = [i for i in trained if i >= count and i in sink.collected]
 
     def ours(self) -> dict[str, torch.Tensor | None]:
@@ -148,11 +154,20 @@ def _run_plain(session: Session, tangents: Tangents, plain: Callable[[], Any], c
             if leaves and used:
                 gradients = torch.autograd.grad([o for o, _ in used], [*leaves.values()], [t for _, t in used], allow_unused=True)
                 found |= dict(zip(leaves, gradients, strict=True))
+                for i in compared.parameters:
+                    _add_old(found, f"gradient of {names[i]}", session.old_gradients.get(i))
         return found | {f"buffer {names[i]}": session.sources[i].data.clone() for i in session.old_buffers}
     finally:
         for i, value in present.items():
             session.sources[i].data.copy_(value)
         set_state(device, numbers)
+
+
+def _add_old(found: dict[str, torch.Tensor | None], name: str, old: torch.Tensor | None) -> None:
+    """As autograd adds a gradient to the one from before."""
+    if old is not None:
+        gradient = found.get(name)
+        found[name] = old if gradient is None else old.clone().add_(gradient)
 
 
 def _find_worst(
