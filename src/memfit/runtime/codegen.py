@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from memfit.capture.captured import Captured, OpCall, Ref, Role
 from memfit.core.costs import HOST, level_name
 from memfit.core.errors import Unsupported
@@ -43,6 +45,13 @@ class Program:
 
 def generate(captured: Captured, schedule: Schedule) -> Program:
     return _Writer(captured, schedule).program()
+
+
+def view_in_copy(view: torch.Tensor, base: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
+    """The same part of a copy that `view` is of `base`."""
+    if view.dtype == base.dtype and copy.stride() == base.stride():
+        return copy.as_strided(view.shape, view.stride(), copy.storage_offset() + view.storage_offset() - base.storage_offset())
+    return view.clone()
 
 
 class _Writer:
@@ -174,13 +183,20 @@ class _Writer:
         self.saved = sorted({n for n in self.names.values() if n in self.used_in_backward})
         returned = {self.names[o.tensor] for o in convention.outputs if isinstance(o, Ref)}
         # an output that backward needs is saved as an alias: the output itself will carry grad_fn, and so a cycle
-        # a buffer that forward is about to change is saved as it is now: in the copy that the step keeps anyway, if it has one
-        changing = {f"s{i}": i for i in self.captured.rereads}
-        saved = ", ".join(
-            f"({n}.clone() if old is None else old[{changing[n]}])" if n in changing else f"{n}.detach()" if n in returned else n
-            for n in self.saved
-        )
+        before = self._render_old_values()
+        saved = ", ".join(before.get(n) or (f"{n}.detach()" if n in returned else n) for n in self.saved)
         self.lines.append(f"return [{outputs}], [{mutations}], [{saved}]")
+
+    def _render_old_values(self) -> dict[str, str]:
+        """What is saved of buffers that forward is about to change, views of them too, is saved as it is now: in the copy that the step
+        keeps anyway, if it has one."""
+        changing = {self.graph.storage_of(self.captured.convention.sources[i]): i for i in self.captured.rereads}
+        storages = {name: self.graph.storage_of(tensor) for tensor, name in self.names.items()}
+        kept = {name: changing[storages[name]] for name in self.saved if storages[name] in changing}
+        self.lines += [f"old{i} = s{i}.clone() if old is None else old[{i}]" for i in sorted(set(kept.values()))]
+        return {
+            name: f"old{i}" if name == f"s{i}" else f"{self._constant(view_in_copy, 'f')}({name}, s{i}, old{i})" for name, i in kept.items()
+        }
 
     def _enter_backward(self) -> None:
         self.in_backward = True
