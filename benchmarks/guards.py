@@ -12,6 +12,7 @@ from benchmarks.lib.theme import run_theme
 MEASUREMENTS = {
     "cost": "guards.cost",
     "situations": "guards.situations",
+    "soak": "guards.soak",
 }
 
 if __name__ == "__main__":
