@@ -118,9 +118,7 @@ class Soak:
             self.model.first[3].p = self.plain.first[3].p = 0.1 + 0.05 * (step // CHANGED_EVERY % 4)
         if step % EVALUATED_EVERY == 0:
             self._evaluate()
-        times = []
-        for micro in range(1 + step % 2):
-            times.append(self._micro_step(step, micro))
+        times = [self._micro_step(step, micro) for micro in range(1 + step % 2)]
         self.optimizer.step()
         self.scheduler.step()
         self.optimizer.zero_grad()
