@@ -2,16 +2,19 @@
 
 - The traced form of multi-layer recurrent networks forgets the dropout between layers (torch 2.13 and before).
 - On the CPU recurrent layers are one oneDNN call whose workspace tracing does not know: they are traced as cells instead.
+- A cell calls `torch.nn.functional.linear` by its name, which a script may have replaced; the layer itself never does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from memfit.torch_private.patch import Patch, patch_torch
 from memfit.torch_private.probe import Symbol, is_tested
@@ -20,6 +23,7 @@ _DECOMPOSITIONS = Symbol("torch._decomp.decompositions", "trace recurrent layers
 _SELECT = Symbol("torch._C._select_conv_backend", "trace convolutions beside recurrent layers")
 _GET_MKLDNN = Symbol("torch._C._get_mkldnn_enabled", "trace recurrent layers")
 _SET_MKLDNN = Symbol("torch._C._set_mkldnn_enabled", "trace recurrent layers")
+_LINEAR = Symbol("torch._C._nn.linear", "trace recurrent layers")
 
 
 @contextmanager
@@ -41,7 +45,8 @@ def trace_as_cells(model: nn.Module) -> Iterator[None]:
         finally:
             enable(False)
 
-    patches = [Patch(torch._C, "_select_conv_backend", select_with_mkldnn)]
+    functions = SimpleNamespace(**{**vars(functional), "linear": _LINEAR()})
+    patches = [Patch(torch._C, "_select_conv_backend", select_with_mkldnn), Patch(decompositions, "F", functions)]
     helper = getattr(decompositions, "_rnn_helper", None)
     if helper is not None:
         patches.append(Patch(decompositions, "_rnn_helper", _run_layer_by_layer(helper)))

@@ -65,7 +65,7 @@ class Inductor:
         return target in known.lowerings and target not in known.fallbacks and packet not in _LIBRARY
 
     def compile(self, module: torch.fx.GraphModule, samples: Sequence[torch.Tensor]) -> Compiled:
-        """Inductor's code, or the ops one by one where it has none."""
+        """Inductor's code; where it fails, the ops one by one, or kernel by kernel if random numbers are drawn, which only Inductor can."""
         if any(n.target in decomposition_table() and n.target not in _ASKED_BEFORE for n in module.graph.nodes):
             module = _decompose(module, samples)
         cast = _compile_lone_cast(module)
@@ -73,12 +73,15 @@ class Inductor:
             return cast
         try:
             return with_room(lambda: _compile(module, samples))
+        except Exception:
+            if not any(n.target is prims.inductor_random.default for n in module.graph.nodes):
+                return _run_one_by_one(module)
+        try:
+            with private.config().patch(max_fusion_size=1):
+                return with_room(lambda: _compile(module, samples))
         except Exception as error:
-            if any(n.target is prims.inductor_random.default for n in module.graph.nodes):
-                raise Unsupported(
-                    f'Inductor could not compile a piece that draws random numbers ({type(error).__name__}: {str(error)[:200]}): use engine="eager".'
-                ) from error
-            return _run_one_by_one(module)
+            what = f"{type(error).__name__}: {str(error)[:200]}"
+            raise Unsupported(f'Inductor could not compile a piece that draws random numbers ({what}): use engine="eager".') from error
 
     def together(self) -> AbstractContextManager[Callable[[], bool]]:
         """Kernels of all pieces compiled inside this block are built side by side; gives a function that takes in what has been built."""
