@@ -14,7 +14,8 @@ A return is an entry of a room that was entered before and left since. The rules
   together. So pipeline > capture > pipeline > passes are two entries, of `capture` and of `passes`, and the pipeline is none.
 - A callback is no entry. A room can call a room that waits for it, further up the stack with no pipeline in between, only through something
   that it was handed. What the callback then calls is an entry like any other.
-- Reading a value is no entry: properties, methods whose name begins and ends with two underscores, and the class itself being made.
+- Reading a value is no entry: properties (with what they call in their own room), methods whose name begins and ends with two underscores,
+  and the class itself being made.
 - While a module is imported nothing counts. Other threads and processes do what they are given, and are not walked.
 - Tables of numbers and settings that all rooms hand round are values: `capture/captured.py` (the step itself), `capture/inputs.py`, and `jit`,
   which calls compiled functions.
@@ -112,6 +113,7 @@ class Walker:
         self._package = str(package.resolve()) + os.sep
         self._forms = forms
         self._rooms: dict[CodeType, str] = {}
+        self._read: set[CodeType] = set()  # properties
         self._stack: list[str] = []
         self._imports = 0
         self._form = 0
@@ -138,11 +140,13 @@ class Walker:
         code, here = frame.f_code, self._stack[-1] if self._stack else ""
         self._imports += code.co_name == "<module>"
         if code not in self._rooms:
-            self._rooms[code] = "" if is_reading(frame) else self._room_of(code)
+            self._rooms[code] = "" if is_special(code) else self._room_of(code)
+            if is_property(frame):
+                self._read.add(code)
         room = "" if self._imports else self._rooms[code]
         if room:
             self._form += code.co_qualname in self._forms
-            if room != here:
+            if room != here and code not in self._read:
                 self._change(room, code)
         self._stack.append(room or here)
 
@@ -170,11 +174,12 @@ class Walker:
         return "" if room in NOBODY or place in NOBODY or place.endswith("__init__") else room
 
 
-def is_reading(frame: FrameType) -> bool:
-    """Whether this call only reads a value, or makes one."""
-    name, caller = frame.f_code.co_name, frame.f_back
-    if name.startswith("__") and name.endswith("__"):
-        return name not in ("__call__", "__next__")
+def is_special(code: CodeType) -> bool:
+    return code.co_name.startswith("__") and code.co_name.endswith("__") and code.co_name not in ("__call__", "__next__")
+
+
+def is_property(frame: FrameType) -> bool:
+    caller = frame.f_back
     return caller is not None and dis.opname[caller.f_code.co_code[caller.f_lasti]] == "LOAD_ATTR"
 
 

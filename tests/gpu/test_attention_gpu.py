@@ -20,9 +20,9 @@ from memfit.kernels.fused_attention import KERNELS, AttentionBackwardBy, Attenti
 from memfit.passes.interface import Context
 from memfit.passes.run import offer_choices
 from memfit.pipeline.capture import capture
+from memfit.pipeline.costs import measure_costs
 from memfit.planning import plan
 from memfit.planning.model.to_schedule import schedule_from_ops
-from memfit.profile.measure import measure_costs
 from memfit.runtime.autograd_step import Ready, Session, run
 from memfit.runtime.codegen import generate
 

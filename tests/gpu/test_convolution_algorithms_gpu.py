@@ -18,9 +18,9 @@ from memfit.kernels.cudnn import Algorithm, Convolution, CudnnError, Direction, 
 from memfit.passes.interface import Context
 from memfit.passes.run import offer_choices
 from memfit.pipeline.capture import capture
+from memfit.pipeline.costs import measure_costs
 from memfit.planning import plan
 from memfit.planning.model.to_schedule import schedule_from_ops
-from memfit.profile.measure import measure_costs
 from memfit.runtime.autograd_step import Ready, Session, run
 from memfit.runtime.codegen import generate
 from memfit.torch_private.allocations import peaks_of

@@ -6,8 +6,8 @@ Ref(t)             inside args stands for tensor t of the graph
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -97,6 +97,26 @@ class Captured:
         """An op's other forms, and how to run them."""
         variants = self.graph.ops[op].variants
         return list(zip(variants, self.variant_calls[op], strict=True)) if variants else []
+
+    def is_free(self, op: int) -> bool:
+        """Views and bookkeeping: no kernel runs."""
+        node = self.graph.ops[op]
+        return self.calls[op].role is not Role.CALL or all(self.graph.is_view(node, t) for t in node.outputs)
+
+    def keep_forms(self, kept: Sequence[Sequence[int]]) -> Captured:
+        """The same step with these forms of each op, the first of them in the place of the plain one."""
+        ops = tuple(op.keep_forms(forms) for op, forms in zip(self.graph.ops, kept, strict=True))
+        return replace(
+            self,
+            graph=replace(self.graph, ops=ops, digest=""),
+            calls=tuple(self.call(op, forms[0]) for op, forms in enumerate(kept)),
+            variant_calls=tuple(tuple(self.call(op, v) for v in forms[1:]) for op, forms in enumerate(kept)),
+        )
+
+    def put_in_fixed_workspace(self, workspace_bytes: Iterable[int]) -> tuple[int, ...]:
+        """Workspaces of all ops, with those that are known from elsewhere put in."""
+        known = dict(self.fixed_workspace)
+        return tuple(known.get(op, size) for op, size in enumerate(workspace_bytes))
 
     def work(self, call: OpCall) -> Work:
         """What running a call takes of any device, by the samples of what it reads and makes."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from memfit.core.errors import BadInput
 from memfit.core.graph import Graph
@@ -69,6 +70,17 @@ class Costs:
 
     def workspace(self, op: int, variant: int = 0) -> int:
         return self.workspace_bytes[op] if variant == 0 else self.variant_workspace_bytes[op][variant - 1]
+
+    def keep_forms(self, kept: Sequence[Sequence[int]], graph: Graph) -> Costs:
+        """The costs of these forms of each op, the first of them as the plain one; `graph` has no others."""
+        return replace(
+            self,
+            op_time_ns=tuple(self.time_ns(op, forms[0]) for op, forms in enumerate(kept)),
+            workspace_bytes=tuple(self.workspace(op, forms[0]) for op, forms in enumerate(kept)),
+            variant_time_ns=tuple(tuple(self.time_ns(op, v) for v in forms[1:]) for op, forms in enumerate(kept)),
+            variant_workspace_bytes=tuple(tuple(self.workspace(op, v) for v in forms[1:]) for op, forms in enumerate(kept)),
+            graph_digest=graph.digest,
+        )
 
 
 def _check_level(level: Level) -> None:

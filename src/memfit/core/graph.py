@@ -16,7 +16,7 @@ import json
 import operator
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import Any
@@ -88,6 +88,11 @@ class Op:
     @property
     def forms(self) -> tuple[Op | Variant, ...]:
         return (self, *self.variants)
+
+    def keep_forms(self, kept: Sequence[int]) -> Op:
+        """This op with only some of its forms, the first of them as the plain one."""
+        first, others = self.form(kept[0]), tuple(self.variants[v - 1] for v in kept[1:])
+        return replace(self, name=first.name, inputs=first.inputs, outputs=first.outputs, inplace_of=first.inplace_of, variants=others)
 
 
 @dataclass(frozen=True, kw_only=True)

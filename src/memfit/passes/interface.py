@@ -1,6 +1,6 @@
 """What a pass is: one rewrite of a step, described so that a table can say what runs, when, and at what price.
 
-    traced graph ─ FX passes ─> lowered step ─ STEP and OP passes ─> a step to plan ─ costs ─ COSTS passes ─> fewer choices
+    traced graph ─ FX passes ─> lowered step ─ STEP and OP passes ─> a step to plan
 
 A pass gives each way to rewrite what it is given, and nothing where it does not apply. What it is given stays as it was. The table of all
 passes, in the order in which they run, is `PIPELINE` in `table.py`.
@@ -32,7 +32,6 @@ class Level(Enum):
     FX = "the traced graph"
     STEP = "the step"
     OP = "one op's forms"
-    COSTS = "the step with its costs"
 
 
 class Numbers(Enum):

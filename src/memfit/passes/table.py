@@ -21,7 +21,6 @@ from memfit.passes.fx.prepare_for_compiler import PREPARE_FOR_COMPILER
 from memfit.passes.fx.relu_before_pool import RELU_BEFORE_POOL
 from memfit.passes.fx.split_projections import SPLIT_PROJECTIONS
 from memfit.passes.interface import Numbers, Pass
-from memfit.passes.regions.drop_dominated import DROP_DOMINATED
 from memfit.passes.regions.regions import REGIONS
 from memfit.passes.slicing.slice_blocks import slicing
 from memfit.passes.step.chunked_loss import CHUNKED_LOSS
@@ -92,7 +91,6 @@ PIPELINE: dict[str, tuple[Slot, ...]] = {
         Slot(COPY_SLICES, Use.CHOICE),
         Slot(ATTENTION_KERNELS, Use.CHOICE),
         Slot(REGIONS, Use.ALWAYS),
-        Slot(DROP_DOMINATED, Use.ALWAYS),
     ),
 }
 

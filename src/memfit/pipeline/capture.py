@@ -42,7 +42,7 @@ def capture(
 
 def trace_for(compiler: Compiler | None, model: nn.Module, call: Call, **how: Any) -> Traced:
     """Trace a step into the ops that a compiler takes, or without one into those that eager PyTorch runs."""
-    return trace_step(model, call, decompositions=None if compiler is None else compiler.decompositions(), **how)
+    return trace_step(model, call, decompositions=None if compiler is None else compiler.decompositions, **how)
 
 
 def lower_for(compiler: Compiler | None, step: Traced, around: Surroundings) -> Captured:

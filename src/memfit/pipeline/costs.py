@@ -1,6 +1,6 @@
 """What a form of a step costs: compiled first where it is to be measured, then timed, or priced by a table of devices.
 
-form ─ compile what was never measured ─> measure ─> drop forms of ops that never pay ─> Costed
+form ─ what was never measured is compiled ─> measured ─ forms of ops that never pay are left out ─> Costed
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from functools import cached_property
 
 from memfit.capture.captured import Captured
 from memfit.compilers.inductor import compile_pieces
+from memfit.compilers.inductor.compile_all import Tell
 from memfit.core.costs import Costs
 from memfit.core.plan import Plan
-from memfit.passes.interface import Context, Level
-from memfit.passes.run import run_passes
-from memfit.passes.table import PIPELINE
 from memfit.pipeline.forms import Form
+from memfit.pipeline.known_costs import Cache, StepCosts
 from memfit.pipeline.task import Task
 from memfit.planning import plan as find_plan
-from memfit.profile.measure import Measurement
+from memfit.planning.model.unbeaten_forms import even_out, find_unbeaten
+from memfit.profile.measure import first_calls, measure
 from memfit.profile.roofline import roofline
 from memfit.report.progress import Progress
 
@@ -41,8 +41,7 @@ def cost(form: Form, task: Task, progress: Progress) -> Costed:
     """On the model's own device, or by a roofline of the one that was named."""
     captured, costs = form.captured, _costs(form.captured, task, progress)
     if captured.compiled:
-        after = (slot.rewrite for slot in PIPELINE["inductor"] if slot.rewrite.level is Level.COSTS)
-        captured, costs = run_passes(after, (captured, costs), Context(variants=task.has_variants))
+        captured, costs = leave_out_beaten(captured, costs)
     return Costed(name=form.name, captured=captured, costs=costs)
 
 
@@ -51,6 +50,26 @@ def _costs(captured: Captured, task: Task, progress: Progress) -> Costs:
         return roofline(captured, task.device)
     if any(p.device.type == "meta" for p in task.model.parameters()):
         return roofline(captured, "cpu")
-    measurement = Measurement(captured)
-    compile_pieces(measurement.targets, progress.update, measurement.first_calls())
-    return measurement.run(progress.update)
+    return measure_costs(captured, progress.update)
+
+
+def measure_costs(captured: Captured, progress: Tell | None = None, *, cache: Cache | None = None) -> Costs:
+    """Time and workspace of every op on the device where the model lives: what was never measured there is compiled and measured."""
+    known, tell = StepCosts(captured, cache), progress or _tell_nobody
+    missing = known.missing()
+    compile_pieces((captured.call(*form).target for form in missing), tell, first_calls(captured, missing))
+    return known.fill(measure(captured, missing, tell))
+
+
+def leave_out_beaten(captured: Captured, costs: Costs) -> tuple[Captured, Costs]:
+    """The same step with fewer choices, the fastest of the remaining forms first, and its costs."""
+    costs = even_out(captured.graph, costs)
+    kept = find_unbeaten(captured.graph, costs)
+    if all(forms == list(range(len(op.forms))) for op, forms in zip(captured.graph.ops, kept, strict=True)):
+        return captured, costs
+    fewer = captured.keep_forms(kept)
+    return fewer, costs.keep_forms(kept, fewer.graph)
+
+
+def _tell_nobody(what: str, done: int, total: int) -> None:
+    pass

@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
-from memfit import __version__
 from memfit.capture.capture import Surroundings, Traced
 from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call
-from memfit.compilers.inductor import Inductor, leave_mark, mark_of, wake_writers
+from memfit.compilers.inductor import Inductor
 from memfit.passes.interface import Context, Level, Numbers
 from memfit.passes.run import run_passes, run_ways
 from memfit.passes.table import FIRST_FORMS, PIPELINE, Slot, Use
@@ -70,11 +68,6 @@ class Forms:
         for _, forms in self.slower():
             yield from forms
 
-    def leave_mark(self) -> None:
-        """Once the step is ready: its code is on disk from now on."""
-        if self.task.compiles:
-            leave_mark(self._mark)
-
     # -- what they are made of ---------------------------------------------------------------------------------------
 
     @cached_property
@@ -98,8 +91,6 @@ class Forms:
         """Once for each kind of ops."""
         key = compiler is not None
         if key not in self._traced:
-            if key:
-                self._wake_writers()
             task = self.task
             self._traced[key] = trace_for(
                 compiler, task.model, self.call, loss_fn=task.loss_fn, num_targets=task.num_targets, gpu_attention=task.is_elsewhere
@@ -110,18 +101,6 @@ class Forms:
         if compiler not in self._lowered:
             self._lowered[compiler] = lower_for(compiler, self._trace(compiler), self._around)
         return self._lowered[compiler]
-
-    def _wake_writers(self) -> None:
-        """They take seconds to be of use, and tracing takes as long."""
-        device = next((p.device for p in self.task.model.parameters()), None)
-        if device is not None and not self._mark.exists():
-            wake_writers(device)
-
-    @property
-    def _mark(self) -> Path:
-        task = self.task
-        about = (__version__, task.allow, type(task.optimizer), getattr(task.loss_fn, "__name__", ""))
-        return mark_of(task.model, self.call.tensors, about)
 
     # -- running the table -------------------------------------------------------------------------------------------
 

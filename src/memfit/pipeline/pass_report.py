@@ -40,10 +40,9 @@ def report_passes(forms: Forms) -> list[PassRow]:
     with watch_passes(note):
         for _ in forms.every():
             pass
-    slots = [slot for slot in PIPELINE[forms.engine] if slot.rewrite.level is not Level.COSTS]
     return [
         PassRow(slot=slot, places=places, saved_bytes=max(0, saved))
-        for slot in slots
+        for slot in PIPELINE[forms.engine]
         for places, saved in [found.get(slot.rewrite.name, (0, 0))]
     ]
 

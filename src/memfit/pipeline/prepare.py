@@ -6,6 +6,7 @@ Task, Call ─> forms ─> costs ─> choice ─> compiled ─> Ready
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from memfit import __version__
 from memfit.capture.inputs import Call
-from memfit.compilers.inductor import compile_pieces, helper_processes
+from memfit.compilers.inductor import compile_pieces, compiled_start
 from memfit.core.budget import Budget
 from memfit.core.cache_folder import cache_folder
 from memfit.core.errors import InfeasibleBudget, Unsupported
@@ -83,11 +85,10 @@ class Preparer:
 
     def _make_ready(self, task: Task, order: _Order) -> Ready:
         forms = Forms(task, order.call, accumulates=order.accumulates)
-        with Progress("memfit") as progress, helper_processes():
+        with Progress("memfit") as progress, _helped(task, order.call):
             chosen = self._choose(task, order, forms, progress)
             captured, plan = chosen.choice.form.captured, chosen.choice.plan
             compile_pieces((captured.call(s.op, s.variant).target for s in plan.schedule.computes), progress.update)
-            forms.leave_mark()
         return Ready(
             captured=captured,
             costs=chosen.choice.form.costs,
@@ -153,6 +154,12 @@ class _Chosen:
     whole: Plan
     elsewhere_bytes: int
     margin_bytes: int
+
+
+def _helped(task: Task, call: Call) -> AbstractContextManager[None]:
+    """With helper processes that compile, woken before the step is traced."""
+    about = (__version__, task.allow, type(task.optimizer), getattr(task.loss_fn, "__name__", ""))
+    return compiled_start(task.model, call.tensors, about) if task.compiles else nullcontext()
 
 
 def _has_form_for(plan: Plan, forms: Forms) -> bool:

@@ -1,4 +1,4 @@
-"""Costs by running: every distinct op (same target, shapes, types, arguments) once with real kernels on the real device.
+"""Costs by running: ops with real kernels on the real device, one by one.
 
 Three runs are timed after a warm-up and the median taken; the bytes an op holds beyond its inputs and outputs are its
 workspace. Values are random, integers are zero (a valid index everywhere).
@@ -9,17 +9,16 @@ from __future__ import annotations
 import functools
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from memfit.capture.captured import Captured, OpCall, Ref, Role
-from memfit.core.costs import Costs, Level
-from memfit.kernels.implementation import Implementation
-from memfit.profile.cache import Cache
-from memfit.profile.roofline import add_fixed_workspace, estimate_ns, is_free
+from memfit.capture.captured import Captured, OpCall, Ref
+from memfit.core.costs import Level
+from memfit.profile.roofline import estimate_ns
 from memfit.torch_private.allocations import peaks_of
 from memfit.torch_private.cuda import keep_busy
 from memfit.torch_private.tensors import disable_autocast
@@ -28,117 +27,51 @@ from memfit.torch_private.trees import map_leaves
 Progress = Callable[[str, int, int], None]
 _TARGET_S = 0.02  # stop repeating an op once it has run this long
 _MAX_RUNS = 7
-_METHOD = 3  # figures measured in another way are other figures
 
 
-class Measurement:
-    """The costs of a step's ops on the device where its model lives: what is not in the cache is to be run, and compiled before that.
-
-    `targets` are about to run; `first_calls` runs those that are not compiled, one by one, while somebody waits for a compiler: a library
-    chooses and loads its kernels then.
-    """
-
-    def __init__(self, captured: Captured, *, cache: Cache | None = None) -> None:
-        self.captured, self.cache = captured, cache or Cache()
-        self.device_name = name_of(captured.device)
-        forms = [(op.id, v) for op in captured.graph.ops for v in range(len(op.forms))]
-        self.signatures = {form: signature(captured, *form) for form in forms if _is_measured(captured, *form)}
-        distinct = {text: form for form, text in reversed(self.signatures.items())}
-        self.missing = [(text, form) for text, form in distinct.items() if self.cache.get(self.device_name, text) is None]
-        self.guessed: dict[str, tuple[int, int]] = {}
-        self.broken: set[str] = set()  # variants that cannot run here
-
-    @property
-    def targets(self) -> list[Any]:
-        return [self.captured.call(*form).target for _, form in self.missing]
-
-    def first_calls(self) -> Iterator[None]:
-        """On the GPU. A failure is left to the measurement."""
-        if self.captured.device.type != "cuda":
-            return
-        for _, form in self.missing:
-            if not hasattr(self.captured.call(*form).target, "is_compiled"):
-                with suppress(RuntimeError), torch.random.fork_rng(devices=[self.captured.device]):
-                    _runner(self.captured, *form)()
-                yield
-
-    def run(self, progress: Progress | None = None) -> Costs:
-        """Time and workspace of every op."""
-        devices = [self.captured.device] if self.captured.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):  # the caller's random numbers must not depend on whether we measured
-            for position, (text, form) in enumerate(self.missing):
-                if progress:
-                    progress("measuring ops", position, len(self.missing))
-                self._measure(text, form)
-        self.cache.save()
-        ops = self.captured.graph.ops
-        plain = [self._cost(op.id, 0) for op in ops]
-        others = [tuple(self._cost(op.id, v + 1) for v in range(len(op.variants))) for op in ops]
-        return Costs(
-            op_time_ns=tuple(p[0] for p in plain),
-            workspace_bytes=add_fixed_workspace(self.captured, [p[1] for p in plain]),
-            variant_time_ns=tuple(tuple(p[0] for p in pairs) for pairs in others),
-            variant_workspace_bytes=tuple(tuple(p[1] for p in pairs) for pairs in others),
-            levels=(link(self.captured.device),),
-            device=self.device_name,
-            graph_digest=self.captured.graph.digest,
-        )
-
-    def _measure(self, text: str, form: tuple[int, int]) -> None:
-        try:
-            self.cache.put(self.device_name, text, _measure_op(self.captured, *form))
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError:  # invented values are not always what a kernel wants: such an op is estimated, and not cached
-            if form[1]:
-                self.broken.add(text)
-            else:
-                self.guessed[text] = (estimate_ns(self.captured, form[0]), 0)
-
-    def _cost(self, op: int, variant: int) -> tuple[int, int]:
-        text = self.signatures.get((op, variant))
-        if text in self.broken:
-            return _price_out(self.captured, self._cost(op, 0)[0])
-        return (0, 0) if text is None else self.guessed.get(text) or self.cache.get(self.device_name, text) or (0, 0)
+Form = tuple[int, int]
+"""An op, and which of its forms: 0 is the plain one."""
 
 
-def measure_costs(captured: Captured, *, cache: Cache | None = None, progress: Progress | None = None) -> Costs:
-    """Time and workspace of every op on the device where the captured model lives; what has to be compiled is compiled as it is met."""
-    return Measurement(captured, cache=cache).run(progress)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """`costs`: time in ns and bytes of workspace. `estimated`: the same for plain ops that could not run alone; a form that could not is in
+    neither."""
+
+    costs: Mapping[Form, tuple[int, int]]
+    estimated: Mapping[Form, tuple[int, int]]
+    link: Level
 
 
-def _is_measured(captured: Captured, op: int, variant: int) -> bool:
-    return captured.call(op, variant).role is Role.CALL and (variant > 0 or not is_free(captured, op))
+def measure(captured: Captured, forms: Sequence[Form], progress: Progress | None = None) -> Measured:
+    """Run each of these forms on the device where the model lives."""
+    costs: dict[Form, tuple[int, int]] = {}
+    estimated: dict[Form, tuple[int, int]] = {}
+    devices = [captured.device] if captured.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):  # the caller's random numbers must not depend on whether we measured
+        for position, form in enumerate(forms):
+            if progress:
+                progress("measuring ops", position, len(forms))
+            try:
+                costs[form] = _measure_op(captured, *form)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:  # invented values are not always what a kernel wants
+                if form[1] == 0:
+                    estimated[form] = (estimate_ns(captured, form[0]), 0)
+    return Measured(costs=costs, estimated=estimated, link=link(captured.device))
 
 
-def _price_out(captured: Captured, plain_ns: int) -> tuple[int, int]:
-    """What no plan takes, since the op has another form."""
-    return 1000 * max(plain_ns, 1), sum(s.size_bytes for s in captured.graph.storages)
-
-
-def name_of(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu-{torch.get_num_threads()}"
-
-
-def signature(captured: Captured, op: int, variant: int = 0) -> str:
-    """Equal for calls that run the same kernel on the same shapes."""
-    call, name = captured.call(op, variant), captured.graph.ops[op].form(variant).name
-    if variant:
-        name = f"{captured.graph.ops[op].name} {name}"
-    if isinstance(call.target, Implementation):
-        name = f"{name} {call.target.name}"
-
-    def describe(value: Any) -> Any:
-        if isinstance(value, Ref):
-            sample = captured.samples[value.tensor]
-            return "?" if sample is None else (str(sample.dtype), tuple(sample.shape), sample.stride())
-        return repr(value)
-
-    return f"{_METHOD} {torch.__version__} {name} {map_leaves(describe, (call.args, dict(call.kwargs)))} {_settings()}"
-
-
-def _settings() -> str:
-    return f"{torch.backends.cuda.matmul.allow_tf32}{torch.backends.cudnn.allow_tf32}{torch.backends.cudnn.benchmark}"
+def first_calls(captured: Captured, forms: Sequence[Form]) -> Iterator[None]:
+    """Run those that are not compiled, one by one, while somebody waits for a compiler: on the GPU a library chooses and loads its kernels
+    then. A failure is left to the measurement."""
+    if captured.device.type != "cuda":
+        return
+    for form in forms:
+        if not hasattr(captured.call(*form).target, "is_compiled"):
+            with suppress(RuntimeError), torch.random.fork_rng(devices=[captured.device]):
+                _runner(captured, *form)()
+            yield
 
 
 def _measure_op(captured: Captured, op: int, variant: int) -> tuple[int, int]:

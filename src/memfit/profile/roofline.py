@@ -19,7 +19,7 @@ def roofline(captured: Captured, name: str) -> Costs:
     times = tuple(_time_ns(work, target) for work in plain)
     return Costs(
         op_time_ns=times,
-        workspace_bytes=add_fixed_workspace(captured, [work.workspace_bytes for work in plain]),
+        workspace_bytes=captured.put_in_fixed_workspace(work.workspace_bytes for work in plain),
         variant_time_ns=tuple(tuple(max(ns, _time_ns(work, target)) for work in works) for ns, works in zip(times, others, strict=True)),
         variant_workspace_bytes=tuple(tuple(work.workspace_bytes for work in works) for works in others),
         levels=(
@@ -35,29 +35,16 @@ def roofline(captured: Captured, name: str) -> Costs:
     )
 
 
-def add_fixed_workspace(captured: Captured, measured: list[int]) -> tuple[int, ...]:
-    """Measured workspaces, with those that are known from elsewhere put in."""
-    for op, size_bytes in captured.fixed_workspace:
-        measured[op] = size_bytes
-    return tuple(measured)
-
-
 def estimate_ns(captured: Captured, op: int) -> int:
     """A guess for one op of a device that is here but could not run it alone."""
     return _time_ns(_find_work(captured, op), device("h100" if captured.device.type == "cuda" else "cpu"))
-
-
-def is_free(captured: Captured, op: int) -> bool:
-    """Views and bookkeeping: no kernel runs."""
-    call, node = captured.calls[op], captured.graph.ops[op]
-    return call.role is not Role.CALL or all(captured.graph.is_view(node, t) for t in node.outputs)
 
 
 def _find_work(captured: Captured, op: int) -> Work:
     call = captured.calls[op]
     if call.role is Role.ACCUMULATE and not call.keeps:  # reads two gradients and writes their sum
         return Work(moved_bytes=3 * count_bytes(captured.samples[captured.graph.ops[op].inputs[0]]))
-    return Work(launches=0) if is_free(captured, op) else captured.work(call)
+    return Work(launches=0) if captured.is_free(op) else captured.work(call)
 
 
 def _time_ns(work: Work, target: Device) -> int:

@@ -107,7 +107,7 @@ from memfit.planning.search.auto import Portfolio
 from memfit.planning.model.fast_judge import peak_and_time as measure_peak
 from memfit.planning.jit.warm_up import _small_problem
 from memfit.core.cache_folder import cache_folder
-from memfit.profile.cache import Cache
+from memfit.pipeline.known_costs import Cache
 problem = _small_problem()
 costs = Cache()
 found = costs.get("cpu", "an op")

@@ -36,12 +36,12 @@ def forms(engine: str, **settings: tuple[str, ...]) -> Forms:
 
 
 def test_levels_come_in_the_order_in_which_a_step_is_made() -> None:
-    order = [Level.FX, Level.STEP, Level.OP, Level.COSTS]
+    order = [Level.FX, Level.STEP, Level.OP]
     for slots in PIPELINE.values():
         assert len({slot.rewrite.name for slot in slots}) == len(slots)
         levels = [slot.rewrite.level for slot in slots if slot.rewrite.name not in ("concat-gradients", "regions")]
         assert levels == sorted(levels, key=order.index)
-        assert all(slot.use is Use.ALWAYS for slot in slots if slot.rewrite.level in (Level.FX, Level.COSTS))
+        assert all(slot.use is Use.ALWAYS for slot in slots if slot.rewrite.level is Level.FX)
         assert all((slot.use is Use.CHOICE) == (slot.rewrite.level is Level.OP) for slot in slots)
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from memfit.compilers.inductor.code_folder import code_folder
-from memfit.compilers.inductor.code_writers import end_writers, yield_written
+from memfit.compilers.inductor.code_writers import yield_written
 from memfit.compilers.inductor.compiler import Inductor
 
 Tell = Callable[[str, int, int], None]
@@ -37,12 +36,3 @@ def compile_pieces(targets: Iterable[Any], tell: Tell, meanwhile: Iterator[None]
         for _ in meanwhile:
             if settle():
                 break
-
-
-@contextmanager
-def helper_processes() -> Iterator[None]:
-    """Around making a step ready: helper processes that were started inside end with the block, however it ends."""
-    try:
-        yield
-    finally:
-        end_writers()

@@ -13,7 +13,7 @@ import torch
 from memfit.compilers.inductor import private
 from memfit.compilers.inductor.cache_keys import CODE_VERSION, pickle_formats_by_name, skip_key_log
 from memfit.compilers.inductor.code_folder import with_room
-from memfit.compilers.inductor.kernel_builders import build_together, wake_builders
+from memfit.compilers.inductor.kernel_builders import build_together
 from memfit.compilers.inductor.lowerings import add_contiguous_first, choose_thresholds, count_wide_reads, inline_pools, lowering
 from memfit.core.errors import Unsupported
 from memfit.torch_private.fake import fake_mode, shared_fake_mode
@@ -38,10 +38,10 @@ class Inductor:
 
     pads: bool = True
 
+    @property
     def decompositions(self) -> Mapping[Any, Callable[..., Any]]:
         """Inductor's own, less the loss, which is looked for whole. Refuses a torch that memfit is not tested on."""
         require_tested("compile regions", 'Use engine="eager"')
-        wake_builders()
         rules = {target: rule for target, rule in decomposition_table().items() if target not in _LOSS}
         return rules | {aten.add.Tensor: add_contiguous_first(rules.get(aten.add.Tensor))}
 

@@ -14,6 +14,7 @@ from memfit.kernels.compiler import Compiles
 class Compiler(Compiles, Protocol):
     """Says how to trace for it, which ops it fuses, and compiles a piece of the step."""
 
+    @property
     def decompositions(self) -> Mapping[Any, Callable[..., Any]]:
         """Ops to trace as something else."""
         ...

@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def compiled(fn: Callable[..., Any], *inputs: torch.Tensor) -> Callable[[], Any]:
-    module = make_fx(fn, decomposition_table=dict(Inductor().decompositions()))(*inputs)
+    module = make_fx(fn, decomposition_table=dict(Inductor().decompositions))(*inputs)
     run = Inductor().compile(module, list(inputs))
     return lambda: run(list(inputs))
 
@@ -70,9 +70,7 @@ def test_what_a_pool_reads_is_not_written_out(kernel: int, stride: int, padding:
 
 
 def traced_sum(a: torch.Tensor, b: torch.Tensor, **scaled: Any) -> torch.Tensor:
-    module = make_fx(lambda a, b: torch.add(a, b, **scaled), decomposition_table=dict(Inductor().decompositions()), tracing_mode="fake")(
-        a, b
-    )
+    module = make_fx(lambda a, b: torch.add(a, b, **scaled), decomposition_table=dict(Inductor().decompositions), tracing_mode="fake")(a, b)
     (node,) = module.graph.find_nodes(op="call_function", target=aten.add.Tensor)
     found: torch.Tensor = node.meta["val"]
     torch.testing.assert_close(module(a, b), torch.add(a, b, **scaled))

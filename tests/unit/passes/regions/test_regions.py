@@ -22,15 +22,14 @@ from memfit.compilers.inductor.compiler import Inductor
 from memfit.core.costs import Costs
 from memfit.core.plan import Plan
 from memfit.core.simulate import simulate
-from memfit.passes.regions.drop_dominated import drop_dominated
 from memfit.passes.regions.groups import Fusion
 from memfit.passes.regions.piece import Region
 from memfit.passes.regions.regions import gather_regions, regions_of
 from memfit.pipeline.capture import capture
+from memfit.pipeline.costs import leave_out_beaten, measure_costs
+from memfit.pipeline.known_costs import Cache
 from memfit.planning import plan as find_plan
 from memfit.planning.model.to_schedule import schedule_from_ops
-from memfit.profile.cache import Cache
-from memfit.profile.measure import measure_costs
 from memfit.profile.roofline import roofline
 from memfit.runtime.autograd_step import Ready, Session, run, source_bytes
 from memfit.runtime.codegen import generate
@@ -43,8 +42,9 @@ LIBRARY = {aten.mm, aten.addmm, aten.bmm, aten.convolution, aten.convolution_bac
 class OneByOne:
     """A compiler that runs pieces as they are."""
 
+    @property
     def decompositions(self) -> Mapping[Any, Callable[..., Any]]:
-        return Inductor().decompositions()
+        return Inductor().decompositions
 
     def improve(self, module: torch.fx.GraphModule) -> torch.fx.GraphModule:
         return module
@@ -212,7 +212,7 @@ def test_a_form_that_reads_less_and_is_faster_leaves_no_choice(step: Any) -> Non
     costs = roofline(coarse, "cpu")
     slow = tuple(t * 2 if op.variants else t for t, op in zip(costs.op_time_ns, coarse.graph.ops, strict=True))
     fast = tuple(tuple(1 for _ in op.variants) for op in coarse.graph.ops)
-    fewer, left = drop_dominated(coarse, _replaced(costs, slow, fast))
+    fewer, left = leave_out_beaten(coarse, _replaced(costs, slow, fast))
     deeper = [op for op in fewer.graph.ops if op.name.startswith("deeper")]
     assert deeper
     assert all(not op.variants for op in deeper)
@@ -229,7 +229,7 @@ def test_a_form_over_its_input_is_as_fast_as_its_twin_up_to_noise(step: Any) -> 
     for factor, even in ((1.04, True), (1.5, False)):
         times = [list(row) for row in costs.variant_time_ns]
         times[op.id][v - 1] = int(costs.op_time_ns[op.id] * factor)
-        fewer, left = drop_dominated(coarse, _replaced(costs, costs.op_time_ns, tuple(map(tuple, times))))
+        fewer, left = leave_out_beaten(coarse, _replaced(costs, costs.op_time_ns, tuple(map(tuple, times))))
         at = next(k + 1 for k, x in enumerate(fewer.graph.ops[op.id].variants) if x.name == op.variants[v - 1].name)
         assert (left.time_ns(op.id, at) == costs.op_time_ns[op.id]) is even
 
@@ -243,7 +243,7 @@ def test_a_form_over_its_input_with_as_large_a_workspace_is_no_choice(step: Any)
     for workspace, left in ((overwritten - 1, True), (overwritten, False)):
         sizes = [list(row) for row in costs.variant_workspace_bytes]
         sizes[op.id][v - 1] = costs.workspace_bytes[op.id] + workspace
-        fewer, _ = drop_dominated(coarse, replace(costs, variant_workspace_bytes=tuple(map(tuple, sizes))))
+        fewer, _ = leave_out_beaten(coarse, replace(costs, variant_workspace_bytes=tuple(map(tuple, sizes))))
         assert any(x.inplace_of for x in fewer.graph.ops[op.id].variants) is left
 
 

@@ -21,9 +21,9 @@ from memfit.passes.regions.regions import gather_regions
 from memfit.passes.run import offer_choices
 from memfit.passes.step.concat_gradients import split_concat_gradients
 from memfit.pipeline.capture import capture
+from memfit.pipeline.known_costs import signature
 from memfit.planning import plan
 from memfit.planning.model.to_schedule import schedule_from_ops
-from memfit.profile.measure import signature
 from memfit.profile.roofline import roofline
 from memfit.runtime.autograd_step import Ready, Session, run
 from memfit.runtime.codegen import generate

@@ -19,7 +19,6 @@ from memfit.core.errors import IllegalSchedule
 from memfit.core.simulate import simulate
 from memfit.kernels.fused_attention import KERNELS, Kernel, Tensors
 from memfit.passes.interface import Context, offer_at
-from memfit.passes.regions.drop_dominated import drop_dominated
 from memfit.passes.regions.regions import gather_regions
 from memfit.passes.rewriter import Rewriter
 from memfit.passes.run import offer_choices
@@ -27,6 +26,7 @@ from memfit.passes.table import PIPELINE, Slot, Use
 from memfit.passes.variants import attention_kernels
 from memfit.passes.variants.attention_kernels import offer_kernels
 from memfit.pipeline.capture import capture
+from memfit.pipeline.costs import leave_out_beaten
 from memfit.planning import plan
 from memfit.planning.model.to_schedule import schedule_from_ops
 
@@ -135,7 +135,7 @@ def test_a_pair_that_is_slower_in_all_is_no_choice(forward_ns: int, backward_ns:
         variant_time_ns=tuple((next(times),) if op.variants else () for op in graph.ops),
         variant_workspace_bytes=tuple((1 + workspace_bytes,) if op.variants else () for op in graph.ops),
     )
-    fewer, left = drop_dominated(captured, costs)
+    fewer, left = leave_out_beaten(captured, costs)
     assert sum(bool(op.variants) for op in fewer.graph.ops) == (2 if stays else 0)
     assert left.graph_digest == fewer.graph.digest
 

@@ -34,9 +34,9 @@ from memfit.passes.variants.convolution_algorithms import (
     few,
 )
 from memfit.pipeline.capture import capture
+from memfit.pipeline.costs import measure_costs
+from memfit.pipeline.known_costs import Cache
 from memfit.planning.model.to_schedule import schedule_from_ops
-from memfit.profile.cache import Cache
-from memfit.profile.measure import measure_costs
 
 aten = torch.ops.aten
 _OPTIONAL = ("memfit.pack_bits", "memfit.narrow_indices", "memfit.norm_apply")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,11 @@ import torch
 from torch import nn
 from torch._inductor.utils import fresh_cache
 
-import memfit.pipeline.forms
-from memfit.capture.inputs import Call
-from memfit.compilers.inductor import compile_all, helper_processes
-from memfit.compilers.inductor.cache_keys import code_folder
-from memfit.compilers.inductor.start_marks import leave_mark, mark_of
-from memfit.pipeline.forms import Forms
-from memfit.pipeline.task import Task
+import memfit
+from memfit.compilers.inductor import compiled_start, starts
+from memfit.compilers.inductor.code_folder import code_folder
+from memfit.compilers.inductor.starts import leave_mark, mark_of
+from memfit.pipeline import prepare
 
 
 def net(width: int = 4) -> nn.Module:
@@ -59,23 +58,32 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path: Path) -> None:
     leave_mark(tmp_path / "file" / "memfit_starts" / "mark")
 
 
-def test_writers_are_woken_for_what_was_never_compiled_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_helpers_are_woken_for_what_was_never_made_ready_here_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     woken, ended = list[torch.device](), list[int]()
-    monkeypatch.setattr(memfit.pipeline.forms, "wake_writers", woken.append)
-    monkeypatch.setattr(compile_all, "end_writers", lambda: ended.append(1))
-    call = Call.flatten((torch.randn(2, 3),), {})
+    monkeypatch.setattr(starts, "wake_writers", woken.append)
+    monkeypatch.setattr(starts, "end_writers", lambda: ended.append(1))
+    x = torch.randn(2, 3)
     with fresh_cache():
-        cold = Task(model=net(), engine="inductor")
-        next(Forms(cold, call).usual())
-        assert woken == [torch.device("cpu")]
-        with pytest.raises(ValueError, match="stop"), helper_processes():
+        with pytest.raises(ValueError, match="stop"), compiled_start(net(), [x]):
             raise ValueError("stop")
-        assert ended == [1]
-        Forms(cold, call).leave_mark()
-        next(Forms(Task(model=net(), engine="inductor"), call).usual())
-        assert len(woken) == 1
-        Forms(Task(model=net(5), engine="eager"), call).leave_mark()
-        next(Forms(Task(model=net(5), engine="inductor"), call).usual())
-        assert len(woken) == 2
-        next(Forms(Task(model=net(6), engine="eager"), call).usual())
-        assert len(woken) == 2
+        assert (woken, ended) == ([torch.device("cpu")], [1])
+        with compiled_start(net(), [x]):
+            assert len(woken) == 2  # what was not made ready left no mark
+        with compiled_start(net(), [x]):
+            assert len(woken) == 2
+        with compiled_start(net(5), [x]):
+            assert len(woken) == 3
+        assert len(ended) == 4
+
+
+def test_only_steps_that_are_compiled_are_helped(monkeypatch: pytest.MonkeyPatch) -> None:
+    helped = list[nn.Module]()
+
+    def start(model: nn.Module, *_: object) -> nullcontext[None]:
+        helped.append(model)
+        return nullcontext()
+
+    monkeypatch.setattr(prepare, "compiled_start", start)
+    for engine, count in (("eager", 0), ("inductor", 1)):
+        memfit.fit(net(), (torch.randn(2, 3),), budget="1GiB", loss_fn=torch.sum, engine=engine)  # type: ignore[arg-type]
+        assert len(helped) == count

@@ -7,8 +7,8 @@ that is missing costs processor time, one that is wrong is found out by the pace
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,26 @@ import torch
 from torch import nn
 
 from memfit.compilers.inductor.code_folder import code_folder
+from memfit.compilers.inductor.code_writers import end_writers, wake_writers
+from memfit.compilers.inductor.kernel_builders import wake_builders
+from memfit.torch_private.probe import require_tested
+
+
+@contextmanager
+def compiled_start(model: nn.Module, inputs: Sequence[torch.Tensor], about: Iterable[Any] = ()) -> Iterator[None]:
+    """Around making a step ready: helper processes end with the block, however it ends, and the mark is left if it comes to its end.
+    Refuses a torch that memfit is not tested on."""
+    require_tested("compile regions", 'Use engine="eager"')
+    wake_builders()
+    mark = mark_of(model, inputs, about)
+    device = next((p.device for p in model.parameters()), None)
+    if device is not None and not mark.exists():
+        wake_writers(device)
+    try:
+        yield
+    finally:
+        end_writers()
+    leave_mark(mark)
 
 
 def mark_of(model: nn.Module, inputs: Sequence[torch.Tensor], about: Iterable[Any] = ()) -> Path:

@@ -1,4 +1,4 @@
-"""Leaves out forms that another form of the same op beats: as fast or faster, in no more workspace, reading nothing more.
+"""Which forms of an op are worth planning with: none that another form of it beats, as fast or faster, in no more workspace, reading no more.
 
 In a compiled backward region, making an activation again in registers is often faster than reading it. What that form reads
 besides (a bias, a seed) is held throughout anyway, and then the form that reads the activation is no choice at all.
@@ -12,44 +12,22 @@ A form that writes over an input differs from its twin in nothing but the place:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import replace
 
-from memfit.capture.captured import Captured
 from memfit.core.costs import Costs
 from memfit.core.graph import Graph, Op
-from memfit.passes.interface import Context, Level, Numbers, Pass
 
 _NOISE = 0.05
 
 
-def drop_dominated(captured: Captured, costs: Costs) -> tuple[Captured, Costs]:
-    """The same step with fewer choices, the fastest of the remaining forms first, and its costs."""
-    graph = captured.graph
-    costs = _even_out(graph, costs)
+def find_unbeaten(graph: Graph, costs: Costs) -> list[list[int]]:
+    """The forms of each op that are worth planning with, by number; the plain one first unless it is beaten."""
     fixed = {graph.storage_of(t) for t in graph.sources} & {graph.storage_of(t) for t in graph.results}
     useless = _slower_pairs(graph, costs)
-    kept = [[v for v in _find_unbeaten(graph, costs, op, fixed) if (op.id, v) not in useless] for op in graph.ops]
-    if all(forms == list(range(len(op.forms))) for op, forms in zip(graph.ops, kept, strict=True)):
-        return captured, costs
-    ops = tuple(_keep_forms(op, forms) for op, forms in zip(graph.ops, kept, strict=True))
-    fewer = replace(
-        captured,
-        graph=replace(graph, ops=ops, digest=""),
-        calls=tuple(captured.call(i, forms[0]) for i, forms in enumerate(kept)),
-        variant_calls=tuple(tuple(captured.call(i, v) for v in forms[1:]) for i, forms in enumerate(kept)),
-    )
-    return fewer, replace(
-        costs,
-        op_time_ns=tuple(costs.time_ns(i, forms[0]) for i, forms in enumerate(kept)),
-        workspace_bytes=tuple(costs.workspace(i, forms[0]) for i, forms in enumerate(kept)),
-        variant_time_ns=tuple(tuple(costs.time_ns(i, v) for v in forms[1:]) for i, forms in enumerate(kept)),
-        variant_workspace_bytes=tuple(tuple(costs.workspace(i, v) for v in forms[1:]) for i, forms in enumerate(kept)),
-        graph_digest=fewer.graph.digest,
-    )
+    return [[v for v in _unbeaten_of(graph, costs, op, fixed) if (op.id, v) not in useless] for op in graph.ops]
 
 
-def _even_out(graph: Graph, costs: Costs) -> Costs:
+def even_out(graph: Graph, costs: Costs) -> Costs:
     """In-place forms no slower than the same form beside its input, where they are so nearly."""
 
     def time_ns(op: Op, v: int) -> int:
@@ -83,7 +61,7 @@ def _slower_pairs(graph: Graph, costs: Costs) -> set[tuple[int, int]]:
     return found
 
 
-def _find_unbeaten(graph: Graph, costs: Costs, op: Op, fixed: set[int]) -> list[int]:
+def _unbeaten_of(graph: Graph, costs: Costs, op: Op, fixed: set[int]) -> list[int]:
     needs = [frozenset(graph.storage_of(t) for t in form.inputs) - fixed for form in op.forms]
     kept: list[int] = []
     for v in sorted(range(len(op.forms)), key=lambda v: (costs.time_ns(op.id, v), v)):
@@ -98,25 +76,3 @@ def _alike(op: Op, one: int, other: int) -> bool:
     """Whether two forms make the same tensors, the first of them beside its inputs."""
     a, b = op.form(one), op.form(other)
     return set(a.outputs) == set(b.outputs) and not a.inplace_of
-
-
-def _keep_forms(op: Op, forms: list[int]) -> Op:
-    first, others = op.form(forms[0]), tuple(op.variants[v - 1] for v in forms[1:])
-    name = op.name if forms[0] == 0 else first.name
-    return replace(op, name=name, inputs=first.inputs, outputs=first.outputs, inplace_of=first.inplace_of, variants=others)
-
-
-def _run(step: tuple[Captured, Costs], context: Context) -> Iterable[tuple[Captured, Costs]]:
-    found = drop_dominated(*step)
-    return () if found[0] is step[0] else (found,)
-
-
-DROP_DOMINATED = Pass(
-    name="drop-dominated",
-    where="forms of an op that another form beats",
-    becomes="left out",
-    saves="time to plan",
-    level=Level.COSTS,
-    numbers=Numbers.SAME_BITS,
-    run=_run,
-)
