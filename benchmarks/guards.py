@@ -12,6 +12,7 @@ from benchmarks.lib.theme import run_theme
 MEASUREMENTS = {
     "cost": "guards.cost",
     "situations": "guards.situations",
+    "frameworks": "guards.frameworks",
     "soak": "guards.soak",
 }
 

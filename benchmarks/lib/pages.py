@@ -33,7 +33,7 @@ THEMES = {
     "tape": ("The NumPy engine", ("tape_nets", "tape_depth", "tape_random", "tape_speed", "tape_layers", "tape_attention")),
     "judge": ("The judge", ("judge",)),
     "house": ("The house", ("house",)),
-    "guards": ("Guards", ("guard_cost", "situations", "soak")),
+    "guards": ("Guards", ("guard_cost", "situations", "frameworks", "soak")),
 }
 FACTS = (
     "device",

@@ -287,3 +287,21 @@ def test_an_interrupt_in_forward_changes_no_buffer() -> None:
     with pytest.raises(KeyboardInterrupt):
         fitted(x)
     assert same(before, dict(fitted.state_dict()))
+
+
+def test_a_form_that_rounds_otherwise_is_said() -> None:
+    model, x, y = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2000, bias=False)), torch.randn(64, 8), torch.randint(0, 2000, (64,))
+    options: dict[str, Any] = {"loss_fn": functional.cross_entropy, "example_targets": (y,), "time_limit_s": 3}
+    exact = memfit.fit(model, (x,), budget=NO_LIMIT, **options)
+    assert exact.report().notes == ()
+    with pytest.raises(memfit.InfeasibleBudget) as refusal:
+        memfit.fit(model, (x,), budget=1, **options)
+    least = refusal.value.minimum_bytes
+    assert least is not None
+    chunked: Any = memfit.fit(model, (x,), budget=int(1.2 * least), **options)
+    chunked(x, y).backward()
+    (note,) = chunked.report().notes
+    assert note.startswith('form "')
+    assert "rounded otherwise" in note
+    with pytest.raises(memfit.InfeasibleBudget):
+        memfit.fit(model, (x,), budget=int(1.2 * least), allow=("recompute",), **options)

@@ -82,6 +82,16 @@ class Choice:
     def time_ns(self) -> int:
         return self.plan.timeline.time_ns
 
+    @property
+    def note(self) -> str:
+        """For the report of a step on PyTorch's own kernels, of which one expects the plain model's bits."""
+        if not self.form.rounds or self.form.captured.compiled:
+            return ""
+        return (
+            f'form "{self.form.name}": rounded otherwise than the plain model, in bf16 and fp16 by a percent or two of a gradient; a larger '
+            'budget or allow=("recompute",) keeps its bits'
+        )
+
 
 def choose_plan(forms: Iterable[Costed], budget: Budget, settings: PlanSettings, progress: Progress) -> Choice:
     """A first look at the first two forms, else at all until one has a plan, or at all; then the time that is left for the fastest.

@@ -30,6 +30,7 @@ class Costed:
     name: str
     captured: Captured
     costs: Costs
+    rounds: bool = False
 
     @cached_property
     def keep_all(self) -> Plan:
@@ -42,7 +43,7 @@ def cost(form: Form, task: Task, progress: Progress) -> Costed:
     captured, costs = form.captured, _costs(form.captured, task, progress)
     if captured.compiled:
         captured, costs = leave_out_beaten(captured, costs)
-    return Costed(name=form.name, captured=captured, costs=costs)
+    return Costed(name=form.name, captured=captured, costs=costs, rounds=form.rounds)
 
 
 def _costs(captured: Captured, task: Task, progress: Progress) -> Costs:

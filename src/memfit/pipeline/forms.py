@@ -26,11 +26,12 @@ _WORTH_COMPILING = 300  # ops of a step, traced for the compiler
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """A step in one of its forms. `use` says where it is tried."""
+    """A step in one of its forms. `use` says where it is tried, `rounds` whether its numbers may be rounded otherwise than the plain model's."""
 
     name: str
     captured: Captured
     use: Use = Use.FORM
+    rounds: bool = True
 
 
 class Forms:
@@ -51,7 +52,7 @@ class Forms:
             captured = self._finish(self.plain, self._slots, numbers)
             if captured.graph.digest not in seen:
                 seen.add(captured.graph.digest)
-                yield Form(name=name, captured=captured)
+                yield Form(name=name, captured=captured, rounds=captured.compiled or Numbers.ROUNDS in numbers)
         seen.add(self.plain.graph.digest)
         for slot in self._slots_of(Use.FORM):
             yield from self._make(slot, seen)

@@ -81,7 +81,8 @@ class Preparer:
         except Unsupported as error:
             if task.engine != "auto" or not task.compiles:
                 raise
-            return replace(self._make_ready(eager, order), note=f"runs on the eager engine: {error}")
+            ready = self._make_ready(eager, order)
+            return replace(ready, notes=(f"runs on the eager engine: {error}", *ready.notes))
 
     def _make_ready(self, task: Task, order: _Order) -> Ready:
         forms = Forms(task, order.call, accumulates=order.accumulates)
@@ -99,6 +100,7 @@ class Preparer:
             elsewhere_bytes=chosen.elsewhere_bytes,
             margin_bytes=chosen.margin_bytes,
             arena=_make_arena(captured.device),
+            notes=(chosen.choice.note,) if chosen.choice.note else (),
         )
 
     def _choose(self, task: Task, order: _Order, forms: Forms, progress: Progress) -> _Chosen:

@@ -24,7 +24,7 @@ class Large:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Will it fit? `smallest_bytes` is a budget memfit has a plan for, `proven_minimum_bytes` one below which there is none."""
+    """Will it fit? `smallest_bytes` is a budget memfit has a plan for, `proven_minimum_bytes` one below which the eager engine has none."""
 
     peak_bytes: int
     by_kind: dict[str, int]
@@ -57,7 +57,7 @@ class Estimate:
         if self.smallest_bytes is not None:
             extra = "" if self.smallest_overhead_fraction is None else f" at {100 * self.smallest_overhead_fraction:.0f} % more op time"
             lines.append(f"smallest   {format_bytes(self.smallest_bytes)}{extra}: a budget memfit has a plan for")
-        lines.append(f"minimum    {format_bytes(self.proven_minimum_bytes)}: proven, no plan is smaller")
+        lines.append(f"minimum    {format_bytes(self.proven_minimum_bytes)}: proven for the forms of the eager engine")
         if self.device_bytes is not None:
             lines.append(f"verdict    {self.verdict} in {format_bytes(self.device_bytes)} ({self.device})")
         lines.append("largest at the peak:")

@@ -85,7 +85,7 @@ class Frontier:
         widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
         lines = ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
         keep = f"keep-all    {format_bytes(self.keep_all_peak_bytes)}"
-        return "\n".join([keep, f"minimum     {format_bytes(self.proven_minimum_bytes)}: proven, no plan is smaller", *lines])
+        return "\n".join([keep, f"minimum     {format_bytes(self.proven_minimum_bytes)}: proven for the step as it is traced", *lines])
 
     def _row(self, point: FrontierPoint) -> tuple[str, ...]:
         if point.peak_bytes is None or point.overhead_fraction is None:

@@ -43,7 +43,7 @@ class Ready:
     base_time_ns: int
     elsewhere_bytes: int = 0  # held by the process outside the step
     margin_bytes: int = 0  # of the budget, left for the allocator's slack
-    note: str = ""  # for the report: what is other than asked
+    notes: tuple[str, ...] = ()  # for the report: what is other than asked
     arena: StepArena | None = None  # where the step's allocations lie, after `use_planned_arena`
 
     @property

@@ -213,7 +213,7 @@ class Stepper:
 
             with self.watched.planning() if self.watched is not None else nullcontext():
                 ready = self.preparer.plan_for(self.flatten(args, kwargs), accumulates=accumulates, tighter_by=0)
-            shape = self.shapes.keep(key, _Shape(ready=ready, prepare=prepare, moment=moment, notes=[ready.note] if ready.note else []))
+            shape = self.shapes.keep(key, _Shape(ready=ready, prepare=prepare, moment=moment, notes=[*ready.notes]))
         elif self.watched is not None:
             self.watched.served(key[0])
         return shape, sources
