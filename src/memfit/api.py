@@ -186,6 +186,8 @@ def frontier(
 def _check_options(model: Any, engine: str, allow: Sequence[str], check: bool | str) -> None:
     if isinstance(model, FittedModule):
         raise BadInput("this model is fitted already: fit the plain model, with the new budget.")
+    if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+        raise BadInput(f"the model is wrapped in {type(model).__name__}: fit the plain model, then wrap what fit gives.")
     _check_engine(engine)
     _check_allow(allow)
     _check_check(check)

@@ -290,7 +290,11 @@ def test_an_interrupt_in_forward_changes_no_buffer() -> None:
 
 
 def test_a_form_that_rounds_otherwise_is_said() -> None:
-    model, x, y = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2000, bias=False)), torch.randn(64, 8), torch.randint(0, 2000, (64,))
+    model, x, y = (
+        nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2000, bias=False)),
+        torch.randn(64, 8),
+        torch.randint(0, 2000, (64,)),
+    )
     options: dict[str, Any] = {"loss_fn": functional.cross_entropy, "example_targets": (y,), "time_limit_s": 3}
     exact = memfit.fit(model, (x,), budget=NO_LIMIT, **options)
     assert exact.report().notes == ()

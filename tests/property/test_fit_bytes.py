@@ -202,7 +202,9 @@ def check_compiled(seed: int) -> None:
     for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
         assert (p.grad is None) == (q.grad is None), (*found, name)
         if q.grad is not None and p.grad is not None:
-            torch.testing.assert_close(p.grad, q.grad, rtol=1e-8, atol=1e-11, equal_nan=True, msg=lambda m, name=name: f"{found} {name} {m}")
+            torch.testing.assert_close(
+                p.grad, q.grad, rtol=1e-8, atol=1e-11, equal_nan=True, msg=lambda m, name=name: f"{found} {name} {m}"
+            )
     for a, b in zip(model.buffers(), plain.buffers(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-11, equal_nan=True)
 

@@ -16,10 +16,11 @@ from memfit.torch_private.tensors import storage_key
 _PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.")
 
 
-def count_held_elsewhere(task: Task, call: Call, captured: Captured) -> int:
-    """Device bytes this process holds outside the step: library workspaces that stay (cuBLAS), whatever else the caller keeps."""
+def count_held_elsewhere(task: Task, call: Call, captured: Captured, known_bytes: int = 0) -> int:
+    """Device bytes this process holds outside the step: library workspaces that stay (cuBLAS), whatever else the caller keeps. On the CPU
+    only those that are known, since nobody counts there what a process has allocated."""
     if captured.device.type != "cuda":
-        return 0
+        return known_bytes
     if any(op.name.startswith(_PRODUCTS) for op in captured.graph.ops):  # with the first of them cuBLAS takes its workspace, and keeps it
         torch.mm(*(torch.ones(16, 16, device=captured.device) for _ in range(2)))
     state = [t for entry in task.optimizer.state.values() for t in entry.values()] if task.optimizer is not None else []

@@ -57,14 +57,15 @@ class Preparer:
         """What records steps; None where they are called."""
         return cuda_graphs_for if self.replay else None
 
-    def plan_for(self, call: Call, *, accumulates: bool, tighter_by: int) -> Ready:
-        """Everything from the call to code that runs, `tighter_by` bytes below the budget. What "auto" cannot compile runs on PyTorch's
-        own kernels, and so does a saved plan that was made for them."""
+    def plan_for(self, call: Call, *, accumulates: bool, tighter_by: int, held_bytes: int = 0) -> Ready:
+        """Everything from the call to code that runs, `tighter_by` bytes below the budget, of which `held_bytes` are taken. What "auto"
+        cannot compile runs on PyTorch's own kernels, and so does a saved plan that was made for them."""
         order = _Order(
             call=call,
             accumulates=accumulates,
             budget=Budget(device_bytes=max(0, self.budget_bytes - tighter_by)),
             aside_bytes=sum(t.nbytes for t in call.tensors) if self.replay else 0,  # a replay reads copies of its inputs
+            held_bytes=held_bytes,
             saved=self.saved if not tighter_by and not accumulates else None,
         )
         task, saved = self.task, order.saved
@@ -110,7 +111,7 @@ class Preparer:
         progress.update("tracing the model")
         costed = (cost(form, task, progress) for form in forms.usual())
         first = next(costed)
-        elsewhere_bytes = count_held_elsewhere(task, order.call, first.captured)
+        elsewhere_bytes = count_held_elsewhere(task, order.call, first.captured, order.held_bytes)
         margin_bytes = count_slack(first.captured, first.keep_all.timeline.peak_bytes) + order.aside_bytes
         beside_bytes = elsewhere_bytes + margin_bytes
         budget = Budget(device_bytes=max(0, (order.budget.device_bytes or 0) - beside_bytes))
@@ -139,12 +140,13 @@ class Preparer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Order:
-    """One call to make ready; `aside_bytes` of the budget are left for whoever runs it."""
+    """One call to make ready; `aside_bytes` of the budget are left for whoever runs it, `held_bytes` are held for it already."""
 
     call: Call
     accumulates: bool
     budget: Budget
     aside_bytes: int
+    held_bytes: int
     saved: Plan | None
 
 

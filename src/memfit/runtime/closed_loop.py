@@ -27,6 +27,7 @@ from memfit.runtime.moment import Moment
 from memfit.runtime.plain_calls import PlainCall
 from memfit.runtime.report import Report
 from memfit.torch_private.allocations import meter
+from memfit.torch_private.buckets import count_bucket_bytes
 from memfit.torch_private.fake import fakes_like
 from memfit.torch_private.tensors import has_gradient_hooks, is_profiling, own_tensors
 
@@ -55,7 +56,7 @@ class Preparer(Protocol):
         """A call as its tensors, `.tensors`, and what tells one plan from another, `.key()`."""
         ...
 
-    def plan_for(self, call: Any, *, accumulates: bool, tighter_by: int) -> Ready:
+    def plan_for(self, call: Any, *, accumulates: bool, tighter_by: int, held_bytes: int) -> Ready:
         """A call captured, planned and generated, `tighter_by` bytes below the budget."""
         ...
 
@@ -198,29 +199,31 @@ class Stepper:
     def shape_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Shape, tuple[torch.Tensor, ...]]:
         """The plan for this call, made now if it is new, and the step's source tensors."""
         self.check_targets(args)
-        key, accumulates, sources = self.look(args, kwargs)
-        shape = self.shapes.find(key)
+        known_by, accumulates, sources = self.look(args, kwargs)
+        held_bytes = count_bucket_bytes()
+        shape = self.shapes.find((known_by, held_bytes))
         if shape is None:
             if self.watched is not None:
-                self.watched.begin(key[0], self.flatten(args, kwargs))
+                self.watched.begin(known_by[0], self.flatten(args, kwargs))
             self.forget_recordings()
             again = self.flatten(*fakes_like((args, kwargs)))  # to plan a second time: the tensors themselves are the caller's
             moment = Moment.now(self.subject, sources[0].device if sources else torch.device("cpu"))
 
             def prepare(tighter_by: int) -> Ready:
                 with moment.again(self.subject), torch.enable_grad():
-                    return self.preparer.plan_for(again, accumulates=accumulates, tighter_by=tighter_by)
+                    return self.preparer.plan_for(again, accumulates=accumulates, tighter_by=tighter_by, held_bytes=held_bytes)
 
             with self.watched.planning() if self.watched is not None else nullcontext():
-                ready = self.preparer.plan_for(self.flatten(args, kwargs), accumulates=accumulates, tighter_by=0)
-            shape = self.shapes.keep(key, _Shape(ready=ready, prepare=prepare, moment=moment, notes=[*ready.notes]))
+                ready = self.preparer.plan_for(self.flatten(args, kwargs), accumulates=accumulates, tighter_by=0, held_bytes=held_bytes)
+            new = _Shape(ready=ready, prepare=prepare, moment=moment, notes=[*ready.notes])
+            shape = self.shapes.keep((known_by, held_bytes), new)
         elif self.watched is not None:
-            self.watched.served(key[0])
+            self.watched.served(known_by[0])
         return shape, sources
 
     def knows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether this call has a plan already."""
-        return self.shapes.find(self.look(args, kwargs)[0]) is not None
+        return self.shapes.find((self.look(args, kwargs)[0], count_bucket_bytes())) is not None
 
     def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool, tuple[torch.Tensor, ...]]:
         """What the plan for this call is known by, whether gradients are there already, and the step's source tensors."""
@@ -344,7 +347,7 @@ class Stepper:
             budget_bytes=shape.budget_bytes,
             predicted_peak_bytes=plan.timeline.peak_bytes + elsewhere,
             measured_peak_bytes=shape.measured_peak_bytes,
-            keep_all_peak_bytes=shape.ready.keep_all_peak_bytes,
+            keep_all_peak_bytes=shape.ready.keep_all_peak_bytes + elsewhere,
             overhead_fraction=(plan.timeline.compute_time_ns - base) / base if base else 0.0,
             planner=plan.planner,
             num_shapes=len(self.shapes),
