@@ -153,9 +153,11 @@ def check_bytes(seed: int) -> None:
     stepped = optimizer(model.parameters(), lr=0.0) if optimizer else None
     fitted = _fitted(model, x, rng.uniform(0.4, 1.0), stepped)
     torch.manual_seed(seed)
-    _loss(fitted(x)).backward()  # the trial, after which a miss is planned again
-    if stepped is not None:
-        stepped.step()
+    for _ in range(2):  # the trial, after which a miss is planned again, and that plan's
+        model.zero_grad()
+        _loss(fitted(x)).backward()
+        if stepped is not None:
+            stepped.step()
     measured = []
     for _ in range(2):
         model.zero_grad()
@@ -224,7 +226,7 @@ def _fitted_compiled(model: nn.Module, x: torch.Tensor, fraction: float) -> Any:
 def _check_numbers(seed: int, plain: nn.Module, model: nn.Module, x: torch.Tensor, optimizer: Any) -> None:
     torch.manual_seed(seed)
     stepped = optimizer(plain.parameters(), lr=0.0) if optimizer else None
-    for _ in range(3):
+    for _ in range(4):
         plain.zero_grad()
         _loss(plain(x)).backward()
         if stepped is not None:
