@@ -252,7 +252,9 @@ def test_a_pool_whose_windows_do_not_overlap_reads_what_precedes_it_without_a_bu
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [131, 197, 285])  # of 660, those in which one activation is turned on by compiled rounding and not by the plain
+@pytest.mark.parametrize(
+    "seed", [131, 197, 285]
+)  # of 660, those in which one activation is turned on by compiled rounding and not by the plain
 def test_an_activation_that_rounding_turns_on_is_no_wrong_step(seed: int) -> None:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 10))

@@ -12,11 +12,13 @@ import hashlib
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
 
 from memfit.capture.captured import Captured, OpCall, Ref
+from memfit.core.errors import Unsupported
 from memfit.kernels.compiler import Compiles, Run
 from memfit.kernels.implementation import Implementation, Work
 from memfit.kernels.layouts import lay_out, lies_in
@@ -25,6 +27,7 @@ from memfit.torch_private.tensors import storage_key
 from memfit.torch_private.trees import map_leaves
 
 Source = tuple[torch.fx.GraphModule, list[torch.Tensor]]
+Mend = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +85,7 @@ class Region(Piece, Implementation):
         super().__init__(digest, len(part.ops), compiler, lambda: _source_of(captured, part))
         self._trusted = False
         overwriting = {new for new, _ in part.over}
-        self._strides = [None if (s := captured.samples[t]) is None else s.stride() for t in part.outputs if t not in overwriting]
+        self._wanted = tuple(_Form.of(captured.samples[t]) for t in part.outputs if t not in overwriting)
         self._over = tuple(sorted((part.outputs.index(new), part.inputs.index(old)) for new, old in part.over))
 
     @property
@@ -96,13 +99,11 @@ class Region(Piece, Implementation):
         run = self._run or self.compile()
         made = run(list(inputs))
         if not self._trusted:
+            mend = _mend(inputs, made, self._wanted, self.name)
+            if mend is not None:
+                self._run = lambda given: mend(run(given))
+                made = mend(made)  # not run again: it may have written over its inputs
             self._trusted = True
-            if _shares_memory(inputs, made):
-                self._run = _separated(run)
-                made = [t.clone() for t in made]
-            elif not all(wanted is None or lies_in(t, wanted) for t, wanted in zip(made, self._strides, strict=True)):
-                self._run = _laid_out(run, self._strides)
-                made = self._run(list(inputs))
         return self._with_overwritten(made, inputs) if self._over else made
 
     def _with_overwritten(self, made: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -120,19 +121,48 @@ def _source_of(captured: Captured, part: Slice) -> Source:
 _COMPILED: dict[tuple[str, str], Run] = {}  # of this process, over all steps
 
 
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What a result is by the trace."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, sample: torch.Tensor | None) -> _Form:
+        assert sample is not None
+        return cls(sample.dtype, sample.shape, sample.stride())
+
+
+def _mend(inputs: Sequence[torch.Tensor], made: Sequence[torch.Tensor], wanted: Sequence[_Form], name: str) -> Mend | None:
+    """What makes of a compiler's results those that were traced; None where they are. What cannot be mended is refused.
+
+    A sum may have lost its dimensions of one; a result may lie otherwise than what reads it was compiled for; and two that a compiler finds
+    equal may share memory, which a plan frees one by one.
+    """
+    if len(made) != len(wanted):
+        raise Unsupported(f'a compiler gave {len(made)} results of {name}, {len(wanted)} were traced: use engine="eager".')
+    for k, (t, form) in enumerate(zip(made, wanted, strict=True)):
+        if t.dtype != form.dtype or [n for n in t.shape if n != 1] != [n for n in form.shape if n != 1]:
+            given, traced = f"{t.dtype} {tuple(t.shape)}", f"{form.dtype} {tuple(form.shape)}"
+            raise Unsupported(f'a compiler gave {given} for result {k} of {name}, traced as {traced}: use engine="eager".')
+    steps: list[Mend] = []
+    if any(t.shape != form.shape for t, form in zip(made, wanted, strict=True)):
+        steps.append(lambda results: [t.reshape(form.shape) for t, form in zip(results, wanted, strict=True)])
+        made = steps[-1](made)
+    if _shares_memory(inputs, made):
+        steps.append(lambda results: [t.clone() for t in results])
+        made = steps[-1](made)
+    if not all(lies_in(t, form.strides) for t, form in zip(made, wanted, strict=True)):
+        steps.append(lambda results: [lay_out(t, form.strides) for t, form in zip(results, wanted, strict=True)])
+    return None if not steps else lambda results: reduce(lambda found, step: step(found), steps, results)
+
+
 def _shares_memory(inputs: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> bool:
-    """Whether an output lies in an input or in another output: a compiler may find them equal, but a plan frees them one by one."""
+    """Whether an output lies in an input or in another output."""
     seen = [storage_key(t) for t in made]
     return len(set(seen)) < len(seen) or not {storage_key(t) for t in inputs}.isdisjoint(seen)
-
-
-def _separated(run: Run) -> Run:
-    return lambda inputs: [t.clone() for t in run(inputs)]
-
-
-def _laid_out(run: Run, strides: Sequence[tuple[int, ...] | None]) -> Run:
-    """A compiler's results in the layouts that were promised: what reads them is compiled for those."""
-    return lambda inputs: [t if wanted is None else lay_out(t, wanted) for t, wanted in zip(run(inputs), strides, strict=True)]
 
 
 def module_of(captured: Captured, part: Slice) -> torch.fx.GraphModule:

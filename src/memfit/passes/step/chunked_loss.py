@@ -22,6 +22,7 @@ from memfit.passes.rewriter import Rewriter
 
 aten = torch.ops.aten
 _NUM_CHUNKS = 8
+_REDUCTIONS = (1, 2)  # mean and sum: without one there is a loss for each row
 _CASTS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
 
 
@@ -95,12 +96,15 @@ def _find(rewriter: Rewriter, softmax: Op) -> Head | None:
     gradients = pattern.all_after(change, aten.mm.default)
     if linear is None or loss is None or loss_backward is None or len(gradients) != 2 or calls[linear.id].target is not aten.mm.default:
         return None
-    if calls[loss.id].args[2] is not None or not pattern.is_closed():
+    weights, reduction = calls[loss.id].args[2:4]
+    if weights is not None or reduction not in _REDUCTIONS or not pattern.is_closed():
         return None
     by_weight = [g for g in gradients if _is_weight_gradient(rewriter, g, linear)]
     if len(by_weight) != 1:
         return None
     by_hidden = gradients[0] if gradients[1] is by_weight[0] else gradients[1]
+    if not _is_row_by_row(rewriter, linear, (softmax, loss), (by_weight[0], by_hidden)):
+        return None
     return Head(
         linear=linear,
         loss=loss,
@@ -175,6 +179,22 @@ def _is_weight_gradient(rewriter: Rewriter, op: Op, linear: Op) -> bool:
     hidden = rewriter.captured.calls[linear.id].args[0]
     second = rewriter.captured.calls[op.id].args[1]
     return rewriter.graph.storage_of(second.tensor) == rewriter.graph.storage_of(hidden.tensor)
+
+
+def _is_row_by_row(rewriter: Rewriter, linear: Op, losses: tuple[Op, Op], gradients: tuple[Op, Op]) -> bool:
+    """Whether views between the ops only put the same rows of logits in other words: a transpose has them in another order, a slice not all."""
+    hidden, weight = rewriter.captured.calls[linear.id].args[:2]
+    rows, width = rewriter.sample(linear.outputs[0]).shape
+    by_weight, by_hidden = gradients
+    change = rewriter.captured.calls[by_hidden.id].args[:2]
+    inputs = [rewriter.sample(op.inputs[0]) for op in losses]
+    return (
+        all(t.shape[-1] == width and t.numel() == rows * width and t.is_contiguous() for t in inputs)
+        and rewriter.sample(change[0].tensor).shape == (rows, width)
+        and rewriter.graph.storage_of(change[1].tensor) == rewriter.graph.storage_of(weight.tensor)
+        and rewriter.sample(by_hidden.outputs[0]).shape == rewriter.sample(hidden.tensor).shape
+        and rewriter.sample(by_weight.outputs[0]).shape == rewriter.sample(weight.tensor).shape[::-1]
+    )
 
 
 def _readers(rewriter: Rewriter, tensor: int, target: object) -> list[Op]:

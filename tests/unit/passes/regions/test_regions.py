@@ -20,10 +20,11 @@ from memfit.capture.captured import Captured, Role
 from memfit.capture.inputs import Call
 from memfit.compilers.inductor.compiler import Inductor
 from memfit.core.costs import Costs
+from memfit.core.errors import Unsupported
 from memfit.core.plan import Plan
 from memfit.core.simulate import simulate
 from memfit.passes.regions.groups import Fusion
-from memfit.passes.regions.piece import Region
+from memfit.passes.regions.piece import Region, _Form
 from memfit.passes.regions.regions import gather_regions, regions_of
 from memfit.pipeline.capture import capture
 from memfit.pipeline.costs import leave_out_beaten, measure_costs
@@ -247,18 +248,54 @@ def test_a_form_over_its_input_with_as_large_a_workspace_is_no_choice(step: Any)
         assert any(x.inplace_of for x in fewer.graph.ops[op.id].variants) is left
 
 
-def test_outputs_that_share_memory_are_taken_apart() -> None:
-    class Sharing(OneByOne):
-        def compile(self, module: Any, samples: Any) -> Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]:
-            return lambda inputs: (inputs[0], inputs[0])
-
+def region_that(run: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]], *traced: torch.Tensor) -> Region:
+    """A region whose compiled code is `run`, traced with results like these."""
     region = object.__new__(Region)
-    region._run, region._trusted, region._source, region._over = Sharing().compile(None, None), False, None, ()
-    x = torch.ones(3)
+    region.digest = "0"
+    region._run, region._trusted, region._source, region._over = run, False, None, ()
+    region._wanted = tuple(_Form.of(t) for t in traced)
+    return region
+
+
+def test_outputs_that_share_memory_are_taken_apart() -> None:
+    x = torch.ones(3, 4)
+    region = region_that(lambda inputs: (inputs[0], inputs[0]), x, x.t().contiguous().t())
     for _ in range(2):
         a, b = region(x)
         assert len({t.untyped_storage()._cdata for t in (x, a, b)}) == 3
         assert torch.equal(a, x)
+        assert b.stride() == (1, 3)  # laid out as promised, also what shared memory
+
+
+def test_a_sum_that_lost_its_dimensions_gets_them_back() -> None:
+    x = torch.randn(5, 4, 3)
+    region = region_that(lambda inputs: (inputs[0].sum((0, 1)),), x.sum((0, 1), keepdim=True))
+    for _ in range(2):
+        assert torch.equal(region(x)[0], x.sum((0, 1), keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [((), "0 results"), ((torch.ones(4, 3),), r"\(4, 3\).*traced as .*\(3, 4\)"), ((torch.ones(3, 4).double(),), "float64.*float32")],
+)
+def test_results_of_another_kind_than_traced_are_refused(made: tuple[torch.Tensor, ...], message: str) -> None:
+    with pytest.raises(Unsupported, match=message):
+        region_that(lambda _: made, torch.ones(3, 4))(torch.ones(3, 4))
+
+
+def test_a_region_that_writes_over_its_input_runs_once_although_its_results_lie_otherwise() -> None:
+    runs = list[int]()
+
+    def run(inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
+        runs.append(1)
+        inputs[0].mul_(2)
+        return (inputs[0].t().contiguous().t() + 0,)
+
+    x = torch.ones(3, 4)
+    (found,) = region_that(run, torch.ones(3, 4))(x)
+    assert len(runs) == 1
+    assert found.is_contiguous()
+    assert float(found.max()) == 2
 
 
 def _replaced(costs: Costs, times: tuple[int, ...], variants: tuple[tuple[int, ...], ...]) -> Costs:

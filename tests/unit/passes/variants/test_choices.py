@@ -176,6 +176,37 @@ def test_logits_that_somebody_else_reads_stay_whole() -> None:
     assert chunk_loss(capture(model, call, loss_fn=loss_fn, num_targets=1), least_fraction=0.0) is None
 
 
+def losses_that_are_no_rows_of_one_sum() -> list[Any]:
+    """Each reads logits of Words, (48, 300), in a way that chunks of rows do not compute."""
+    cross = nn.functional.cross_entropy
+    return [
+        lambda logits, target: (cross(logits, target, reduction="none") * torch.arange(48)).sum(),
+        lambda logits, target: cross(logits, target, weight=torch.linspace(0.1, 1, 300)),
+        lambda logits, target: cross(logits[:40], target[:40]),
+        lambda logits, target: cross(logits.t(), torch.arange(300) % 48),
+        lambda logits, target: nn.functional.nll_loss(torch.log_softmax(logits, 0), target),
+    ]
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_loss_that_is_no_sum_over_all_rows_stays_as_it_is(number: int) -> None:
+    model, loss_fn = Words(), losses_that_are_no_rows_of_one_sum()[number]
+    call = Call.flatten((torch.randint(0, 300, (4, 12)), torch.randint(0, 300, (48,))), {})
+    assert chunk_loss(capture(model, call, loss_fn=loss_fn, num_targets=1), least_fraction=0.0) is None
+
+
+def test_square_logits_that_are_transposed_stay_as_they_are() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 12, bias=False))
+    call = Call.flatten((torch.randn(12, 6), torch.arange(12)), {})
+    for turn, found in ((False, True), (True, False)):
+
+        def loss_fn(logits: torch.Tensor, target: torch.Tensor, turn: bool = turn) -> torch.Tensor:
+            return nn.functional.cross_entropy(logits.t() if turn else logits, target)
+
+        captured = chunk_loss(capture(model, call, loss_fn=loss_fn, num_targets=1), least_fraction=0.0)
+        assert (captured is not None) is found
+
+
 def test_the_chunked_offer_goes_below_the_plain_minimum() -> None:
     model = Words()
     tokens = torch.randint(0, 300, (8, 64))
