@@ -304,7 +304,9 @@ def main() -> None:
     parser.add_argument("--framework", choices=list(FRAMEWORKS), help="one only")
     parser.add_argument("--event", default="", help="only events whose name has this in it")
     parser.add_argument("--every", type=int, default=1, help="each n-th case only")
-    parser.add_argument("--compiled", type=int, default=0, help="each n-th of them with the compiled engine too, without dropout")
+    parser.add_argument(
+        "--engine", choices=["eager", "inductor"], default="eager", help="compiled: without dropout, whose numbers are others"
+    )
     parser.add_argument("--rows", help="add rows to this file as they come, and write no page")
     parser.add_argument("--page", help="run nothing: write the page from a file of rows")
     arguments = parser.parse_args()
@@ -315,14 +317,14 @@ def main() -> None:
     torch.set_num_threads(1)
     chosen = [c for c in cases() if arguments.framework in (None, c.framework) and arguments.event in c.event][:: arguments.every]
     rows: list[dict[str, Any]] = []
+    if arguments.engine == "inductor":
+        chosen = [c for c in chosen if c.event != "dropout changed"]
     for number, case in enumerate(chosen):
-        also = arguments.compiled and number % arguments.compiled == 0 and case.event != "dropout changed"
-        for engine in ("eager", *(["inductor"] if also else [])):
-            rows.append(row := run(case, engine))
-            print(f"{number + 1}/{len(chosen)} {row['verdict']:8}{engine:9}{case.name} {row['why'][:140]}", file=sys.stderr, flush=True)
-            if arguments.rows:
-                with open(arguments.rows, "a") as file:
-                    file.write(json.dumps(row) + "\n")
+        rows.append(row := run(case, arguments.engine))
+        print(f"{number + 1}/{len(chosen)} {row['verdict']:8}{case.name} {row['why'][:140]}", file=sys.stderr, flush=True)
+        if arguments.rows:
+            with open(arguments.rows, "a") as file:
+                file.write(json.dumps(row) + "\n")
     print(summarize(rows), file=sys.stderr)
     if not arguments.rows:
         write_page(rows)
