@@ -58,6 +58,7 @@ def fit(
     plan: str | Path | Plan | None = None,
     check: bool | str = "auto",
     replay: bool = False,
+    keep_outputs: bool | None = None,
 ) -> FittedModule:
     """A drop-in for `model` whose training step stays inside `budget` bytes of device memory.
 
@@ -71,6 +72,8 @@ def fit(
     pinned host memory, copied beside the ops.
     `check` compares the first step with the plain model: "auto" where that is small and fits, True where it fits, "every step" all
     steps where they fit (slower, to be sure or to find what goes wrong), False none.
+    `keep_outputs`: whether a model that returns its loss also produces what it returns beside it (logits, caches). None: where the budget
+    holds them; left out, they are computed when somebody reads them.
     `replay`: from the fifth step of a shape on, forward and backward are replayed from CUDA graphs, without Python between the kernels.
     """
     _check_options(model, engine, allow, check)
@@ -89,7 +92,7 @@ def fit(
         return GraphStepper(graph, inner, loss_fn=None, num_targets=0, check=check)
 
     own = Stepper(model, preparer, loss_fn=loss_fn, num_targets=task.num_targets, check=check, watched=Watch(model, loss_fn))
-    guarded = Guarded(own, stepper_over)
+    guarded = Guarded(own, stepper_over, keep_outputs)
     with torch.enable_grad():
         guarded.prepare(*example.rebuild(example.tensors))
     return fit_module(model, guarded)

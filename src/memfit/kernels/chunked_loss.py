@@ -17,23 +17,25 @@ _LAUNCHES = 8  # for each chunk
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkedLoss(Implementation):
-    """(cross entropy of hidden @ weight, number of targets that count)."""
+    """(cross entropy of hidden @ weight + bias, number of targets that count)."""
 
     num_chunks: int
     reduction: int  # 1 for the mean, else the sum
     ignore: int
     dtype: torch.dtype
 
-    def __call__(self, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(
+        self, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         total = torch.zeros((), dtype=self.dtype, device=hidden.device)
         for rows, labels in zip(hidden.chunk(self.num_chunks), target.chunk(self.num_chunks), strict=True):
-            logits = torch.mm(rows, weight).to(self.dtype)
+            logits = multiply(rows, weight, bias).to(self.dtype)
             total += torch.nn.functional.cross_entropy(logits, labels, ignore_index=self.ignore, reduction="sum")
             del logits
         count = (target != self.ignore).sum().to(self.dtype)
         return (total / count if self.reduction == 1 else total), count
 
-    def work(self, made: Any, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> Work:
+    def work(self, made: Any, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, bias: torch.Tensor | None = None) -> Work:
         chunk_bytes = 12 * count_chunk_logits(hidden, weight, self.num_chunks)
         moved_bytes = count_bytes((hidden, weight, target)) + count_bytes(made)
         return work_in_chunks(
@@ -49,7 +51,7 @@ class ChunkedLoss(Implementation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkedLossBackward(Implementation):
-    """(gradient of the transposed weight, gradient of hidden); the weight's is added up in at least 32 bits."""
+    """(gradients of the transposed weight, of hidden, and of a bias as a row); those of weight and bias are added up in at least 32 bits."""
 
     num_chunks: int
     reduction: int
@@ -57,14 +59,21 @@ class ChunkedLossBackward(Implementation):
     dtype: torch.dtype
 
     def __call__(
-        self, tangent: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, count: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self,
+        tangent: torch.Tensor,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        target: torch.Tensor,
+        count: torch.Tensor,
+        bias: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, ...]:
         scale = (tangent / count if self.reduction == 1 else tangent).to(self.dtype)
         wide = torch.float32 if hidden.dtype in HALF else hidden.dtype
         weight_gradient = torch.zeros((weight.shape[1], weight.shape[0]), dtype=wide, device=hidden.device)
         hidden_gradient = torch.empty_like(hidden, memory_format=torch.contiguous_format)
+        bias_gradient = None if bias is None else torch.zeros((1, weight.shape[1]), dtype=wide, device=hidden.device)
         for rows, labels, place in zip(*(x.chunk(self.num_chunks) for x in (hidden, target, hidden_gradient)), strict=True):
-            change = torch.softmax(torch.mm(rows, weight).to(self.dtype), 1)
+            change = torch.softmax(multiply(rows, weight, bias).to(self.dtype), 1)
             counted = labels != self.ignore
             safe = torch.where(counted, labels, 0).unsqueeze(1)
             change.scatter_add_(1, safe, torch.full_like(safe, -1, dtype=self.dtype))
@@ -73,11 +82,21 @@ class ChunkedLossBackward(Implementation):
             del change
             torch.mm(narrow, weight.t(), out=place)
             add_product(weight_gradient, narrow.t(), rows)
+            if bias_gradient is not None:
+                bias_gradient += narrow.sum(0, keepdim=True, dtype=wide)
             del narrow
-        return weight_gradient.to(hidden.dtype), hidden_gradient
+        made = (weight_gradient.to(hidden.dtype), hidden_gradient)
+        return made if bias_gradient is None else (*made, bias_gradient.to(hidden.dtype))
 
     def work(
-        self, made: Any, tangent: torch.Tensor, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, count: torch.Tensor
+        self,
+        made: Any,
+        tangent: torch.Tensor,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        target: torch.Tensor,
+        count: torch.Tensor,
+        bias: torch.Tensor | None = None,
     ) -> Work:
         chunk_bytes = 12 * count_chunk_logits(hidden, weight, self.num_chunks)
         moved_bytes = count_bytes((tangent, hidden, weight, target, count)) + count_bytes(made)
@@ -90,6 +109,10 @@ class ChunkedLossBackward(Implementation):
             moved_bytes=moved_bytes,
             bytes_per_logit=_BACKWARD_BYTES[hidden.dtype in HALF],
         )
+
+
+def multiply(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return torch.mm(rows, weight) if bias is None else torch.addmm(bias, rows, weight)
 
 
 def add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:

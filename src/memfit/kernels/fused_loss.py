@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from memfit.kernels.chunked_loss import add_product, count_chunk_logits, work_in_chunks
+from memfit.kernels.chunked_loss import add_product, count_chunk_logits, multiply, work_in_chunks
 from memfit.kernels.compiler import Compiles, Run
 from memfit.kernels.implementation import Implementation, Work, count_bytes
 from memfit.torch_private.trace import trace_function
@@ -27,7 +27,7 @@ _PASSES = 7  # over each logit: written, read three times by the kernel, which w
 
 
 class FusedLoss(Implementation):
-    """(loss, number of targets that count, gradient of the transposed weight, gradient of hidden), both for a loss gradient of 1."""
+    """(loss, number of targets that count, gradients of the transposed weight, of hidden, and of a bias as a row), all for a loss gradient of 1."""
 
     def __init__(self, compiler: Compiles, *, reduction: int, ignore: int, dtype: torch.dtype) -> None:
         self.compiler, self.reduction, self.ignore, self.dtype = compiler, reduction, ignore, dtype
@@ -42,26 +42,33 @@ class FusedLoss(Implementation):
         """Not before it is called: who builds kernels of regions together must not call it meanwhile."""
         return bool(self._kernels)
 
-    def __call__(self, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def __call__(
+        self, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, ...]:
         count = (target != self.ignore).sum().to(self.dtype)
         scale = 1 / count if self.reduction == 1 else torch.ones_like(count)
         width = weight.shape[1]
         padding = _pad_width(width) - width
         rows_of = torch.nn.functional.pad(weight.t(), (0, 0, 0, padding)) if padding else weight.t()
+        shift = torch.nn.functional.pad(bias, (0, padding)) if bias is not None and padding else bias
+        bias_gradient = None if bias is None else torch.zeros((1, rows_of.shape[0]), dtype=_widen(hidden.dtype), device=hidden.device)
         weight_gradient = torch.zeros(rows_of.shape, dtype=_widen(hidden.dtype), device=hidden.device)
         hidden_gradient = torch.empty_like(hidden, memory_format=torch.contiguous_format)
         total = torch.zeros((), dtype=self.dtype, device=hidden.device)
         chunks = (x.chunk(min(_NUM_CHUNKS, hidden.shape[0])) for x in (hidden, target, hidden_gradient))
         for rows, labels, place in zip(*chunks, strict=True):
-            loss, change = self._kernel(torch.mm(rows, rows_of.t()), labels, scale, width)
+            loss, change = self._kernel(multiply(rows, rows_of.t(), shift), labels, scale, width)
             total += loss
             torch.mm(change, rows_of, out=place)
             add_product(weight_gradient, change.t(), rows)
+            if bias_gradient is not None:
+                bias_gradient += change.sum(0, keepdim=True, dtype=bias_gradient.dtype)
             del change
         result = total * scale if self.reduction == 1 else total
-        return result, count, weight_gradient[:width].to(hidden.dtype, copy=padding > 0), hidden_gradient
+        made = (result, count, weight_gradient[:width].to(hidden.dtype, copy=padding > 0), hidden_gradient)
+        return made if bias_gradient is None else (*made, bias_gradient[:, :width].to(hidden.dtype, copy=padding > 0))
 
-    def work(self, made: Any, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> Work:
+    def work(self, made: Any, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, bias: torch.Tensor | None = None) -> Work:
         """Three products over all logits. Beside a chunk's logits and their gradient it holds what it pads, and what it adds up in other
         than the result's own bytes."""
         num_chunks, size = min(_NUM_CHUNKS, hidden.shape[0]), hidden.element_size()

@@ -7,15 +7,20 @@ locals ── guards hold? ── bytecode ──> graph inputs ──> GraphSte
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from memfit.capture.guards.frame import GuardedFrame
-from memfit.capture.guards.graph_model import GraphModel
+from memfit.capture.guards.graph_model import GraphModel, find_outputs_beside_the_loss
+from memfit.core.errors import InfeasibleBudget, NoPlanFound
 from memfit.runtime.closed_loop import Stepper
+from memfit.runtime.plain_calls import made_plain
+from memfit.runtime.rng import get_state, set_state
+from memfit.runtime.unread import refuse_late, stand_in
+from memfit.runtime.versions import Versions
 from memfit.torch_private.trees import leaves_of
 
 Plain = Callable[[tuple[torch.Tensor, ...]], Any]
@@ -38,10 +43,21 @@ class _Prepared(Exception):
 
 
 class Way:
-    """A frame and the stepper over its graph, made at the first call, when parameters and inputs are there."""
+    """A frame and the stepper over its graph, made at the first call, when parameters and inputs are there.
 
-    def __init__(self, frame: GuardedFrame, model: nn.Module, stepper_over: Callable[[GraphModel], GraphStepper]) -> None:
+    `keep_outputs`: whether outputs beside the loss are produced; None where a budget holds them.
+    """
+
+    def __init__(
+        self,
+        frame: GuardedFrame,
+        model: nn.Module,
+        stepper_over: Callable[[GraphModel], GraphStepper],
+        keep_outputs: bool | None = None,
+    ) -> None:
         self.frame, self.model, self._stepper_over = frame, model, stepper_over
+        self._beside = frozenset() if keep_outputs or frame.writes else find_outputs_beside_the_loss(frame.captured.graph)
+        self._tries_whole = keep_outputs is None
         self.stepper: GraphStepper | None = None
         self._call = frame.captured.bind(self._run_graph)
         self._now = threading.local()
@@ -71,22 +87,47 @@ class Way:
     def _run_graph(self, *values: torch.Tensor) -> tuple[Any, ...]:
         tensors, plain = self._now.tensors, self._now.plain
         if self.stepper is None:
-            self.stepper = self._stepper_over(GraphModel(self.frame.captured.graph, self._feeds(values, tensors), self.model))
-            self.stepper.subject = self.model
-        graph = self.stepper.model
-        graph.take(values, self.model)
-        others = [v for f, v in zip(graph.feeds, values, strict=True) if isinstance(f, int) and f >= len(tensors)]
+            left_out = frozenset[int]() if self._tries_whole else self._beside
+            self.stepper = self._make_stepper(values, tensors, left_out)
+        self.stepper.model.take(values, self.model)
+        feeds = self.stepper.model.feeds
+        others = [v for f, v in zip(feeds, values, strict=True) if isinstance(f, int) and f >= len(tensors)]
         inputs, self.num_others = (*tensors, *others), len(others)
-        shape, sources = self.stepper.shape_of(inputs, {})
+        shape, sources = self._shape_of(inputs, values, tensors)
         if plain is None:
             self.stepper.latest = shape
             raise _Prepared
+        graph = self.stepper.model
         if not any(s.requires_grad for s in sources):
-            made: Any = graph.run(values)
-        else:
-            made = self.stepper.run_planned(shape, sources, PlainWay(self, values, inputs, plain))
+            self._now.made = whole = graph.run_whole(values)
+            return whole
+        later = Later(graph, self.model, values, sources, shape) if graph.left_out else None
+        made: Any = self.stepper.run_planned(shape, sources, PlainWay(self, values, inputs, plain))
         self._now.made = made
-        return graph.with_inputs(made, values)
+        return graph.all_outputs(made, values, None if later is None else later.beside(made))
+
+    def _make_stepper(self, values: tuple[torch.Tensor, ...], tensors: tuple[torch.Tensor, ...], left_out: frozenset[int]) -> GraphStepper:
+        graph = GraphModel(self.frame.captured.graph, self._feeds(values, tensors), self.model, left_out)
+        stepper = self._stepper_over(graph)
+        stepper.subject = self.model
+        return stepper
+
+    def _shape_of(
+        self, inputs: tuple[torch.Tensor, ...], values: tuple[torch.Tensor, ...], tensors: tuple[torch.Tensor, ...]
+    ) -> tuple[Any, tuple[torch.Tensor, ...]]:
+        """With all outputs; where no plan holds them, without those beside the loss, from then on."""
+        stepper = self.stepper
+        assert stepper is not None
+        if stepper.model.left_out or not self._beside:
+            return stepper.shape_of(inputs, {})
+        try:
+            return stepper.shape_of(inputs, {})
+        except (InfeasibleBudget, NoPlanFound):
+            fewer = self._make_stepper(values, tensors, self._beside)
+        fewer.check, fewer.recorder = stepper.check, stepper.recorder
+        shape, sources = fewer.shape_of(inputs, {})
+        self.stepper, self._order = fewer, None
+        return shape, sources
 
     def _feeds(self, values: tuple[torch.Tensor, ...], tensors: tuple[torch.Tensor, ...]) -> list[str | int]:
         """Where each of the graph's inputs comes from: a parameter, a buffer, a tensor of the call, or something else that is held elsewhere."""
@@ -110,6 +151,40 @@ class Way:
         """The graph's outputs among what the user's model gives."""
         leaves = [t for t in leaves_of(result) if isinstance(t, torch.Tensor)]
         return tuple(leaves[j] for j in self._order or ())
+
+
+class Later:
+    """What is needed to compute the outputs of one step that it left out: its tensors, random numbers and surroundings."""
+
+    def __init__(
+        self, graph: GraphModel, model: nn.Module, values: tuple[torch.Tensor, ...], sources: tuple[torch.Tensor, ...], shape: Any
+    ) -> None:
+        self._graph, self._model, self._values, self._sources, self._shape = graph, model, values, sources, shape
+        self._captured = shape.ready.captured
+        self._numbers = get_state(self._captured.device)
+        shape.note("outputs beside the loss are left out, and computed when they are read: the budget does not hold them")
+
+    def beside(self, made: Sequence[torch.Tensor]) -> Callable[[int], torch.Tensor]:
+        """What stands in for an output, now that forward has run."""
+        loss = next(t for t in made if t.dim() == 0 and t.requires_grad)
+        versions, samples = Versions(self._captured, self._sources, ()), self._graph.samples
+        return lambda k: stand_in(samples[k], lambda: self._compute(k, versions), loss)
+
+    def _compute(self, output: int, versions: Versions) -> torch.Tensor:
+        changed = versions.find_changed_source()
+        if changed is not None:
+            raise refuse_late(self._captured.graph.tensors[self._captured.convention.sources[changed]].name)
+        buffers = [self._sources[i] for i, _ in self._captured.convention.mutations]
+        before, device = [b.detach().clone() for b in buffers], self._captured.device
+        present = get_state(device)
+        set_state(device, self._numbers)
+        try:
+            with self._shape.moment.again(self._model), torch.no_grad(), made_plain():
+                return self._graph.run_whole(self._values)[output].detach()
+        finally:
+            set_state(device, present)
+            for buffer, old in zip(buffers, before, strict=True):
+                buffer.data.copy_(old)
 
 
 class PlainWay:

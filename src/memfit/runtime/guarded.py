@@ -44,8 +44,8 @@ class _Ways:
 class Guarded:
     """`own` traces itself; `stepper_over` plans a captured graph."""
 
-    def __init__(self, own: Stepper, stepper_over: Callable[[GraphModel], GraphStepper]) -> None:
-        self.model, self.own = own.model, own
+    def __init__(self, own: Stepper, stepper_over: Callable[[GraphModel], GraphStepper], keep_outputs: bool | None = None) -> None:
+        self.model, self.own, self._keep_outputs = own.model, own, keep_outputs
         self._stepper_over = stepper_over
         self._ways: Recent[_Ways] = Recent()
         self._latest: Stepper = own
@@ -111,7 +111,7 @@ class Guarded:
             stepper.forget_recordings()  # their pools go back: planning measures, and the new plan needs the memory
         try:
             with leave_dispatch_modes(), keep_random_states(), torch.enable_grad():
-                way = Way(capture_step(local), self.model, self._stepper_over)
+                way = Way(capture_step(local), self.model, self._stepper_over, self._keep_outputs)
                 way.prepare(local, tensors)
         except (NotCaptured, Unsupported, BadInput) as error:
             ways.refusal = str(error)

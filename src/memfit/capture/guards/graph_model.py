@@ -9,7 +9,7 @@ Where in the flow: a frame's graph becomes one, and is traced and planned like a
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,14 +23,20 @@ _IN_PLACE = frozenset(
 
 
 class GraphModel(nn.Module):
-    """`graph` over the parameters and buffers of `model`. All of them are held, used or not: the budget covers them."""
+    """`graph` over the parameters and buffers of `model`. All of them are held, used or not: the budget covers them.
 
-    def __init__(self, graph: torch.fx.GraphModule, feeds: Sequence[str | int], model: nn.Module) -> None:
+    `left_out` are outputs that are not produced.
+    """
+
+    def __init__(
+        self, graph: torch.fx.GraphModule, feeds: Sequence[str | int], model: nn.Module, left_out: frozenset[int] = frozenset()
+    ) -> None:
         super().__init__()
         self._plain = (graph,)  # in a tuple: not registered as a submodule
         self.feeds = tuple(feeds)
         self.same = find_returned_inputs(graph)
-        self.kept = tuple(k for k in range(_num_outputs(graph)) if k not in self.same)
+        self.left_out = left_out
+        self.kept = tuple(k for k in range(_num_outputs(graph)) if k not in self.same and k not in left_out)
         self.hold(model)
         self._find_used()
 
@@ -53,20 +59,35 @@ class GraphModel(nn.Module):
         state: dict[str, Any] = {**self._parameters, **self._buffers}
         self._used = tuple(state[f] if isinstance(f, str) else None for f in self.feeds)
 
-    def with_inputs(self, made: Sequence[Any], values: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-        """All outputs of the graph: those that are kept, and the inputs that it gives back."""
-        feed = iter(made)
-        return tuple(values[self.same[k]] if k in self.same else next(feed) for k in range(len(self.same) + len(self.kept)))
+    def all_outputs(
+        self, made: Sequence[Any], values: Sequence[torch.Tensor], stand_in: Callable[[int], torch.Tensor] | None = None
+    ) -> tuple[Any, ...]:
+        """Outputs that are kept, inputs that the graph gives back, and what stands in for those that are left out."""
+        found: dict[int, Any] = {**dict(zip(self.kept, made, strict=True)), **{k: values[i] for k, i in self.same.items()}}
+        if stand_in is not None:
+            found |= {k: stand_in(k) for k in self.left_out}
+        return tuple(found[k] for k in range(len(found)))
 
     def call_with(self, state: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The outputs that are kept, from these parameters, buffers and inputs; each node is said to come from where Dynamo saw it."""
         made = _Places(self._plain[0]).run(*(state[f] if isinstance(f, str) else inputs[f] for f in self.feeds))
         return tuple(made[k] for k in self.kept)
 
+    @property
+    def samples(self) -> dict[int, torch.Tensor]:
+        """Fake tensors like the outputs that are left out."""
+        (last,) = self._plain[0].graph.find_nodes(op="output")
+        return {k: last.args[0][k].meta["example_value"] for k in self.left_out}
+
     def run(self, values: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The outputs that are kept, computed as they come, from values of all the graph's inputs."""
         made = self._plain[0](*values)
         return tuple(made[k] for k in self.kept)
+
+    def run_whole(self, values: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """All outputs, computed as they come."""
+        made: tuple[torch.Tensor, ...] = self._plain[0](*values)
+        return made
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         state: dict[str, Any] = {**self._parameters, **self._buffers}
@@ -84,6 +105,16 @@ def find_returned_inputs(graph: torch.fx.GraphModule) -> dict[int, int]:
         if node is not None and node in inputs:
             found[k] = inputs[node]
     return found
+
+
+def find_outputs_beside_the_loss(graph: torch.fx.GraphModule) -> frozenset[int]:
+    """Outputs that have a gradient and are not the one number that is the loss; none where there is no such number, or more."""
+    (last,) = graph.graph.find_nodes(op="output")
+    samples = {k: node.meta.get("example_value") for k, node in enumerate(last.args[0]) if isinstance(node, torch.fx.Node)}
+    returned = find_returned_inputs(graph)
+    graded = {k: t.dim() for k, t in samples.items() if isinstance(t, torch.Tensor) and t.requires_grad and k not in returned}
+    losses = [k for k, dim in graded.items() if dim == 0]
+    return frozenset(graded.keys() - losses) if len(losses) == 1 else frozenset()
 
 
 def _find_overwritten(node: torch.fx.Node) -> Any:

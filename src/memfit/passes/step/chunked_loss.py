@@ -1,9 +1,9 @@
 """Finds linear layer + log-softmax + negative log-likelihood, and does the whole in chunks: the logits never exist at once.
 
-    hidden, W ─> mm ─> (to fp32) ─> log_softmax ─> nll_loss ─> loss          forward
-    d hidden, d W <─ mm, mm <─ (to bf16) <─ log_softmax' <─ nll_loss' <─ tangent     backward
+    hidden, W, bias ─> mm or addmm ─> (to fp32) ─> log_softmax ─> nll_loss ─> loss          forward
+    d hidden, d W, d bias <─ mm, mm, sum <─ (to bf16) <─ log_softmax' <─ nll_loss' <─ tangent     backward
 
-Two ops replace the rows; they make the same tensors (loss and count; the gradients of W and hidden). For a language model
+Two ops replace the rows; they make the same tensors (loss and count; the gradients of W, hidden and bias). For a language model
 with a large vocabulary the logits and their copies are most of the peak. The choice is all or nothing, so it is made between
 two captures rather than op by op.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from memfit.capture.captured import Captured, OpCall, Role
+from memfit.capture.captured import Captured, OpCall, Ref, Role
 from memfit.core.graph import Op
 from memfit.kernels.chunked_loss import ChunkedLoss, ChunkedLossBackward
 from memfit.passes.interface import Level, Numbers, Pass, one_way
@@ -28,15 +28,21 @@ _CASTS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The ops of one linear layer + cross entropy, forward and backward."""
+    """The ops of one linear layer + cross entropy, forward and backward. `operands`: hidden, weight and, if it has one, bias."""
 
-    linear: Op
+    operands: tuple[Ref, ...]
     loss: Op
     weight_gradient: Op
     hidden_gradient: Op
+    bias_gradient: Op | None
     loss_backward: Op
     dtype: torch.dtype
     inside: set[int]  # the ops it stands for
+
+    @property
+    def gradients(self) -> tuple[Op, ...]:
+        """Of weight, hidden and, if it has one, bias."""
+        return (self.weight_gradient, self.hidden_gradient, *(() if self.bias_gradient is None else (self.bias_gradient,)))
 
 
 def chunk_loss(captured: Captured, *, least_fraction: float = 1 / 100) -> Captured | None:
@@ -67,18 +73,18 @@ def _softmaxes(captured: Captured) -> list[Op]:
 
 def _replace(rewriter: Rewriter, head: Head) -> None:
     calls = rewriter.captured.calls
-    hidden, weight = calls[head.linear.id].args[:2]
     target, _, reduction, ignore = calls[head.loss.id].args[1:5]
     tangent, count = calls[head.loss_backward.id].args[0], calls[head.loss_backward.id].args[6]
-    rows = rewriter.sample(hidden.tensor).shape[0]
+    rows = rewriter.sample(head.operands[0].tensor).shape[0]
     settings = {"num_chunks": min(_NUM_CHUNKS, rows), "reduction": reduction, "ignore": ignore, "dtype": head.dtype}
-    forward = OpCall(target=ChunkedLoss(**settings), args=(hidden, weight, target), outputs=head.loss.outputs, unpack=True)
-    rewriter.add_after(head.loss.id, "memfit.chunked_loss", (hidden.tensor, weight.tensor, target.tensor), head.loss.outputs, forward)
-    made = (head.weight_gradient.outputs[0], head.hidden_gradient.outputs[0])
-    backward = OpCall(target=ChunkedLossBackward(**settings), args=(tangent, hidden, weight, target, count), outputs=made, unpack=True)
-    inputs = tuple(dict.fromkeys((tangent.tensor, hidden.tensor, weight.tensor, target.tensor, count.tensor)))
-    first = min(head.weight_gradient.id, head.hidden_gradient.id)
-    rewriter.add_after(first, "memfit.chunked_loss_backward", inputs, made, backward)
+    read = (*head.operands[:2], target, *head.operands[2:])
+    forward = OpCall(target=ChunkedLoss(**settings), args=read, outputs=head.loss.outputs, unpack=True)
+    rewriter.add_after(head.loss.id, "memfit.chunked_loss", tuple(r.tensor for r in read), head.loss.outputs, forward)
+    made = tuple(op.outputs[0] for op in head.gradients)
+    read = (tangent, *head.operands[:2], target, count, *head.operands[2:])
+    backward = OpCall(target=ChunkedLossBackward(**settings), args=read, outputs=made, unpack=True)
+    first = min(op.id for op in head.gradients)
+    rewriter.add_after(first, "memfit.chunked_loss_backward", tuple(dict.fromkeys(r.tensor for r in read)), made, backward)
     rewriter.remove(head.inside)
 
 
@@ -94,22 +100,27 @@ def _find(rewriter: Rewriter, softmax: Op) -> Head | None:
     loss_backward = pattern.after(softmax, aten.nll_loss_backward.default)
     change = pattern.after(loss_backward, aten._log_softmax_backward_data.default)
     gradients = pattern.all_after(change, aten.mm.default)
-    if linear is None or loss is None or loss_backward is None or len(gradients) != 2 or calls[linear.id].target is not aten.mm.default:
+    if linear is None or loss is None or loss_backward is None or len(gradients) != 2:
+        return None
+    operands = _operands_of(calls[linear.id])
+    sums = pattern.all_after(change, aten.sum.dim_IntList)
+    if not operands or [calls[op.id].args[1:] for op in sums] != [([0], True)] * (len(operands) - 2):
         return None
     weights, reduction = calls[loss.id].args[2:4]
     if weights is not None or reduction not in _REDUCTIONS or not pattern.is_closed():
         return None
-    by_weight = [g for g in gradients if _is_weight_gradient(rewriter, g, linear)]
+    by_weight = [g for g in gradients if _is_weight_gradient(rewriter, g, operands[0])]
     if len(by_weight) != 1:
         return None
     by_hidden = gradients[0] if gradients[1] is by_weight[0] else gradients[1]
-    if not _is_row_by_row(rewriter, linear, (softmax, loss), (by_weight[0], by_hidden)):
+    if not _is_row_by_row(rewriter, linear, operands, (softmax, loss), (by_weight[0], by_hidden, *sums)):
         return None
     return Head(
-        linear=linear,
+        operands=operands,
         loss=loss,
         weight_gradient=by_weight[0],
         hidden_gradient=by_hidden,
+        bias_gradient=sums[0] if sums else None,
         loss_backward=loss_backward,
         dtype=rewriter.sample(loss.outputs[0]).dtype,
         inside=pattern.ops | pattern.views(),
@@ -174,18 +185,26 @@ class _Pattern:
         return self.calls[reader].role is Role.CALL and all(self.graph.is_view(op, t) for t in op.outputs)
 
 
-def _is_weight_gradient(rewriter: Rewriter, op: Op, linear: Op) -> bool:
+def _is_weight_gradient(rewriter: Rewriter, op: Op, hidden: Ref) -> bool:
     """mm(transposed change, hidden): the one that reads hidden."""
-    hidden = rewriter.captured.calls[linear.id].args[0]
     second = rewriter.captured.calls[op.id].args[1]
     return rewriter.graph.storage_of(second.tensor) == rewriter.graph.storage_of(hidden.tensor)
 
 
-def _is_row_by_row(rewriter: Rewriter, linear: Op, losses: tuple[Op, Op], gradients: tuple[Op, Op]) -> bool:
+def _operands_of(call: OpCall) -> tuple[Ref, ...]:
+    """Hidden, weight and bias of a product; empty of anything else. A bias is a row of its own width."""
+    if call.kwargs or len(call.args) != (3 if call.target is aten.addmm.default else 2):
+        return ()
+    if call.target is aten.mm.default:
+        return tuple(call.args)
+    return (call.args[1], call.args[2], call.args[0]) if call.target is aten.addmm.default else ()
+
+
+def _is_row_by_row(rewriter: Rewriter, linear: Op, operands: tuple[Ref, ...], losses: tuple[Op, Op], gradients: tuple[Op, ...]) -> bool:
     """Whether views between the ops only put the same rows of logits in other words: a transpose has them in another order, a slice not all."""
-    hidden, weight = rewriter.captured.calls[linear.id].args[:2]
+    hidden, weight, *bias = operands
     rows, width = rewriter.sample(linear.outputs[0]).shape
-    by_weight, by_hidden = gradients
+    by_weight, by_hidden, *by_bias = gradients
     change = rewriter.captured.calls[by_hidden.id].args[:2]
     inputs = [rewriter.sample(op.inputs[0]) for op in losses]
     return (
@@ -194,6 +213,8 @@ def _is_row_by_row(rewriter: Rewriter, linear: Op, losses: tuple[Op, Op], gradie
         and rewriter.graph.storage_of(change[1].tensor) == rewriter.graph.storage_of(weight.tensor)
         and rewriter.sample(by_hidden.outputs[0]).shape == rewriter.sample(hidden.tensor).shape
         and rewriter.sample(by_weight.outputs[0]).shape == rewriter.sample(weight.tensor).shape[::-1]
+        and all(rewriter.sample(b.tensor).shape == (width,) for b in bias)
+        and all(rewriter.sample(op.inputs[0]).shape == (rows, width) for op in by_bias)
     )
 
 

@@ -24,7 +24,7 @@ _EXACT = (torch.bfloat16, torch.float32, torch.float64)  # 16-bit floats lose sm
 def fuse_loss(captured: Captured, compiler: Compiler, *, least_fraction: float = 1 / 100) -> Captured | None:
     """The same step with its large losses fused, or None where there is none."""
     rewriter, heads = find_heads(captured, least_fraction=least_fraction)
-    fitting = [h for h in heads if rewriter.sample(captured.calls[h.linear.id].args[0].tensor).dtype in _EXACT]
+    fitting = [h for h in heads if rewriter.sample(h.operands[0].tensor).dtype in _EXACT]
     for head in fitting:
         _replace(rewriter, head, compiler)
     return rewriter.finish() if fitting else None
@@ -32,16 +32,16 @@ def fuse_loss(captured: Captured, compiler: Compiler, *, least_fraction: float =
 
 def _replace(rewriter: Rewriter, head: Head, compiler: Compiler) -> None:
     calls = rewriter.captured.calls
-    hidden, weight = calls[head.linear.id].args[:2]
     target, _, reduction, ignore = calls[head.loss.id].args[1:5]
     tangent = calls[head.loss_backward.id].args[0]
-    made = (head.weight_gradient.outputs[0], head.hidden_gradient.outputs[0])
+    made = tuple(op.outputs[0] for op in head.gradients)
     raw = tuple(rewriter.new_tensor(rewriter.size(t), rewriter.sample(t), "gradient for a loss gradient of 1") for t in made)
     fused = FusedLoss(compiler, reduction=reduction, ignore=ignore, dtype=head.dtype)
     outputs = (*head.loss.outputs, *raw)
-    forward = OpCall(target=fused, args=(hidden, weight, target), outputs=outputs, unpack=True)
-    rewriter.add_after(head.loss.id, "memfit.loss_with_gradients", (hidden.tensor, weight.tensor, target.tensor), outputs, forward)
-    first = min(head.weight_gradient.id, head.hidden_gradient.id)
+    read = (*head.operands[:2], target, *head.operands[2:])
+    forward = OpCall(target=fused, args=read, outputs=outputs, unpack=True)
+    rewriter.add_after(head.loss.id, "memfit.loss_with_gradients", tuple(r.tensor for r in read), outputs, forward)
+    first = min(op.id for op in head.gradients)
     for source, result in zip(raw, made, strict=True):
         call = OpCall(target=aten.mul.Tensor, args=(Ref(source), tangent), outputs=(result,))
         rewriter.add_after(first, "aten.mul.Tensor", (source, tangent.tensor), (result,), call)

@@ -140,7 +140,7 @@ def test_a_graph_is_a_model_with_all_parameters_under_their_own_names() -> None:
     (made,) = graph(x)
     assert net.count == 1
     assert torch.equal(made, x @ net.layer.weight)
-    assert graph.with_inputs([made], [net.layer.weight, x, net.count])[1] is net.count
+    assert graph.all_outputs([made], [net.layer.weight, x, net.count])[1] is net.count
     net.layer.weight = nn.Parameter(torch.ones(4, 4))
     graph.take([net.layer.weight, x, net.count], net)
     assert dict(graph.named_parameters())["layer.weight"] is net.layer.weight
