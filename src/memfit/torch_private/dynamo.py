@@ -123,10 +123,19 @@ def _put_together(made: Any, held: dict[str, Any], local: Locals, function: type
     identity = graph.meta["backend_id"]
 
     def bind(compiled: Callable[..., Any]) -> Callable[..., Any]:
-        call: Callable[..., Any] = environment.forward_callable(identity, compiled, extra_globals=function.__globals__)
+        names = {**_builtins_of(environment), **function.__globals__}
+        try:
+            call: Callable[..., Any] = environment.forward_callable(identity, compiled, extra_globals=names)
+        except RuntimeError as error:
+            raise NotCaptured(f"{type(error).__name__}: {_first_line(error)}") from error
         return call
 
     return CapturedFrame(graph=graph, sources=sources, effects=held["effects"], codes=codes, zeros=zeros, guards=guards, bind=bind)
+
+
+def _builtins_of(environment: Any) -> dict[str, Any]:
+    """Functions of Python's own that the bytecode calls: torch 2.11 counts them as names that somebody has to give."""
+    return {n: getattr(builtins, n) for n in environment.external_refs if hasattr(builtins, n) and n not in environment.used_globals}
 
 
 def _settings(fast_check: bool) -> dict[str, Any]:

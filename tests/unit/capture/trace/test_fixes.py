@@ -14,14 +14,13 @@ from memfit.capture.captured import Captured, Role
 from memfit.capture.inputs import Call, Inputs
 from memfit.pipeline.capture import capture
 from memfit.profile.measure import _real_arguments
-from memfit.profile.roofline import is_free
 
 
 def differences(captured: Captured) -> list[str]:
     """Ops whose real outputs, on invented inputs of the traced layout, differ from the traced ones."""
     found = []
     for i, call in enumerate(captured.calls):
-        if call.role is not Role.CALL or is_free(captured, i):
+        if call.role is not Role.CALL or captured.is_free(i):
             continue
         args, kwargs = _real_arguments(captured, call)
         with torch.no_grad():
