@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import memfit
+from memfit.cli import main
 
 WORDS = 700
 
@@ -173,3 +176,21 @@ def test_buffers_move_once_however_often_outputs_are_read() -> None:
         assert same(ours.logits.detach() + 0, theirs.logits)
         close(model, plain)
     torch.testing.assert_close(list(model.buffers()), list(plain.buffers()))
+
+
+def test_memfit_run_trains_a_model_with_its_loss_inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net.py").write_text(
+        "from tests.integration.test_fit_outputs import Language, example\n"
+        "def build():\n    return Language(), example()\n"
+        "def without():\n    return Language(), {'tokens': example()['tokens']}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    for factory, code, said in (("build", 0, "trained    2 steps"), ("without", 1, "the model must give a loss")):
+        monkeypatch.setattr(sys, "argv", ["memfit", "run", f"net.py:{factory}", "--budget", "8MiB", "--steps", "2", "--time-limit", "2"])
+        with pytest.raises(SystemExit) as end:
+            main()
+        printed = capsys.readouterr()
+        assert end.value.code in ((0, None) if code == 0 else (code,))
+        assert said in printed.out + printed.err

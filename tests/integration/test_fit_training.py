@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import memfit
+from memfit.core.errors import BadInput
 
 
 def keep_all(model: nn.Module, inputs: Any, **options: Any) -> Any:
@@ -404,3 +405,17 @@ def test_a_copy_is_a_plain_model() -> None:
     average = copy.deepcopy(fitted)
     assert type(average) is nn.Sequential
     assert torch.equal(average.eval()(x), fitted.eval()(x))
+
+
+def test_without_gradients_a_model_with_its_loss_gives_predictions() -> None:
+    x, y = batch()
+    plain = deep()
+    fitted: Any = memfit.fit(twin(plain), (x,), budget=NO_LIMIT, loss_fn=functional.cross_entropy, example_targets=(y,))
+    fitted.eval()
+    plain.eval()
+    with torch.no_grad():
+        assert torch.equal(fitted(x), plain(x))
+        assert torch.equal(fitted(x, y), functional.cross_entropy(plain(x), y))
+    with pytest.raises(BadInput, match=r"for predictions leave them out under torch.no_grad\(\)"):
+        fitted(x)
+    fitted.train()(x, y).backward()

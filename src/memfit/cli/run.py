@@ -45,10 +45,6 @@ def command(
         raise typer.BadParameter("give --budget, --plan or both.")
     training = load_training(model, optimizer)
     recipe = training.recipe
-    if recipe.loss_fn is None:
-        raise BadInput(
-            f"{model}: to train, the factory must return (model, inputs, loss_fn, targets); memfit estimate works without a loss."
-        )
     fitted = memfit.fit(
         recipe.model,
         recipe.example_inputs,
@@ -64,7 +60,7 @@ def command(
         check=True,
         replay=replay,
     )
-    seconds, losses = _train(fitted, recipe, training.optimizer, steps)
+    seconds, losses = _train(fitted, recipe, training.optimizer, steps, model)
     report = fitted.report()
     if as_json:
         print_json({**report.as_data(), "losses": losses, "seconds_per_step": statistics.median(seconds)})
@@ -85,7 +81,7 @@ def _budget_of(path: Path) -> int:
     return limit
 
 
-def _train(fitted: Any, recipe: Any, optimizer: Any, steps: int) -> tuple[list[float], list[float]]:
+def _train(fitted: Any, recipe: Any, optimizer: Any, steps: int, name: str) -> tuple[list[float], list[float]]:
     from memfit.capture.inputs import Inputs
 
     inputs = Inputs.of(recipe.example_inputs)
@@ -93,7 +89,7 @@ def _train(fitted: Any, recipe: Any, optimizer: Any, steps: int) -> tuple[list[f
     seconds, losses = [], []
     for _ in range(steps):
         begin = time.perf_counter()
-        loss = fitted(*inputs.args, *targets, **inputs.kwargs)
+        loss = _loss_of(fitted(*inputs.args, *targets, **inputs.kwargs), name)
         loss.backward()
         if optimizer is not None:
             optimizer.step()
@@ -101,3 +97,16 @@ def _train(fitted: Any, recipe: Any, optimizer: Any, steps: int) -> tuple[list[f
         losses.append(loss.item())  # also waits for the device
         seconds.append(time.perf_counter() - begin)
     return seconds, losses
+
+
+def _loss_of(result: Any, name: str) -> Any:
+    """A number that the model gives, by itself, as `loss`, or first of several."""
+    found = result.get("loss") if isinstance(result, dict) else getattr(result, "loss", None)
+    if found is None:
+        found = result[0] if isinstance(result, (tuple, list)) and result else result
+    if getattr(found, "numel", lambda: 0)() != 1 or not found.requires_grad:
+        raise BadInput(
+            f"{name}: to train, the model must give a loss (a number, alone, first or as `loss`), or the factory return "
+            "(model, inputs, loss_fn, targets); memfit estimate works without a loss."
+        )
+    return found

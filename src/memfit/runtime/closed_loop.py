@@ -6,9 +6,11 @@ call -> key -> Ready (planned once) -> Session -> backward -> measured against p
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -179,10 +181,10 @@ class Stepper:
             shape.recording = None
 
     def plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The plain model's result for this call, loss included."""
-        if self.loss_fn is None:
+        """The plain model's result for this call, loss included; without gradients and targets, its predictions."""
+        if self.loss_fn is None or (not torch.is_grad_enabled() and self._lacks_targets(args, kwargs)):
             return self.model(*args, **kwargs)
-        self.check_targets(args)
+        self.check_targets(args, kwargs)
         cut = len(args) - self.num_targets
         return self.loss_fn(self.model(*args[:cut], **kwargs), *args[cut:])
 
@@ -198,7 +200,7 @@ class Stepper:
 
     def shape_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Shape, tuple[torch.Tensor, ...]]:
         """The plan for this call, made now if it is new, and the step's source tensors."""
-        self.check_targets(args)
+        self.check_targets(args, kwargs)
         known_by, accumulates, sources = self.look(args, kwargs)
         held_bytes = count_bucket_bytes()
         shape = self.shapes.find((known_by, held_bytes))
@@ -237,11 +239,27 @@ class Stepper:
     def _wants_gradients(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return any(p.requires_grad for p in self.model.parameters()) or any(t.requires_grad for t in self.flatten(args, kwargs).tensors)
 
-    def check_targets(self, args: tuple[Any, ...]) -> None:
-        if self.loss_fn is not None and len(args) < self.num_targets:
+    def check_targets(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.loss_fn is not None and (len(args) < self.num_targets or self._lacks_targets(args, kwargs)):
             raise BadInput(
-                f"{len(args)} positional arguments given: with loss_fn call fitted(*inputs, *targets) with {self.num_targets} targets last."
+                f"{len(args)} positional arguments given: with loss_fn call fitted(*inputs, *targets) with {self.num_targets} targets last; "
+                "for predictions leave them out under torch.no_grad()."
             )
+
+    def _lacks_targets(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether these are the model's arguments alone: without the last ones it could not be called."""
+        if not self.num_targets or self._expects is None:
+            return False
+        cut = max(0, len(args) - self.num_targets)
+        return not _binds(self._expects, args[:cut], kwargs) and _binds(self._expects, args, kwargs)
+
+    @cached_property
+    def _expects(self) -> inspect.Signature | None:
+        """Of the model's forward; None where nobody knows."""
+        try:
+            return inspect.signature(self.model.forward)
+        except (TypeError, ValueError):
+            return None
 
     # -- steps that are looked at -----------------------------------------------------------------------------------
 
@@ -355,6 +373,14 @@ class Stepper:
             notes=tuple(shape.notes),
             arena_bytes=shape.ready.arena.height_bytes if shape.ready.arena is not None else None,
         )
+
+
+def _binds(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
 
 
 class Trial:

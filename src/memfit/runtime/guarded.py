@@ -85,7 +85,7 @@ class Guarded:
 
     def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[_Ways, Locals, Call]:
         own = self.own
-        own.check_targets(args)
+        own.check_targets(args, kwargs)
         call = own.flatten(args, kwargs)
         key = call.shape_key()
         ways = self._ways.find(key)
