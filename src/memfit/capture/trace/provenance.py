@@ -73,7 +73,8 @@ def place_of(node: torch.fx.Node) -> str:
     """Module and line of a node of Dynamo's graph, as the recorder writes them."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path = re.sub(r"\['?(\w+)'?\]", r".\1", str(stack[-1][0])) if stack else ""
-    module = re.sub(r"\.(_modules|__dict__)(?=\.)", "", path).removeprefix("L.model").lstrip(".")
+    path = re.sub(r"\.(_modules|__dict__)(?=\.)", "", path).removeprefix("L.model")
+    module = path.rpartition("._memfit.model")[2].lstrip(".")  # where a tool's forward came to the fitted model, and it to the plain one
     files = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
     line = next((f"{os.path.basename(f)}:{n}" for f, n in reversed(files) if not f.startswith((_TORCH_FOLDER, _OWN_FOLDER, "<"))), "")
     return f"{module}, {line}" if module and line else module or line
