@@ -1,4 +1,4 @@
-"""The eager engine: on a GPU against eager PyTorch and checkpointing, reserved memory, and every model of the zoo on a CPU."""
+"""The eager engine: on a GPU against eager PyTorch and checkpointing, reserved memory, every model of the zoo and losses inside models on a CPU."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ MEASUREMENTS = {
     "peers": "eager.peers",
     "reserved": "eager.reserved",
     "zoo": "eager.zoo",
+    "losses-inside": "eager.losses_inside",
 }
 
 if __name__ == "__main__":
