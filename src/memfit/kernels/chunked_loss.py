@@ -15,21 +15,52 @@ _FORWARD_BYTES, _BACKWARD_BYTES = (12, 16), (28, 34)
 _LAUNCHES = 8  # for each chunk
 
 
+@dataclass(frozen=True, slots=True)
+class Squash:
+    """What a model does to its logits before the softmax, one number at a time: `steps` are ("mul", c), ("div", c) and ("tanh", 0), in order.
+
+    A soft cap is div, tanh, mul; a temperature div; nothing is the empty one.
+    """
+
+    steps: tuple[tuple[str, float], ...] = ()
+
+    def apply(self, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """The scores, and what their derivative needs."""
+        kept: list[torch.Tensor] = []
+        for kind, number in self.steps:
+            x = torch.tanh(x) if kind == "tanh" else x * number if kind == "mul" else x / number
+            if kind == "tanh":
+                kept.append(x)
+        return x, kept
+
+    def pull_back(self, change: torch.Tensor, kept: list[torch.Tensor]) -> torch.Tensor:
+        """The gradient of the logits, from that of the scores."""
+        left = list(kept)
+        for kind, number in reversed(self.steps):
+            if kind == "tanh":
+                y = left.pop()
+                change = change * (1 - y * y)
+            else:
+                change = change * number if kind == "mul" else change / number
+        return change
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkedLoss(Implementation):
-    """(cross entropy of hidden @ weight + bias, number of targets that count)."""
+    """(cross entropy of hidden @ weight + bias, squashed, number of targets that count)."""
 
     num_chunks: int
     reduction: int  # 1 for the mean, else the sum
     ignore: int
     dtype: torch.dtype
+    squash: Squash = Squash()
 
     def __call__(
         self, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, bias: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         total = torch.zeros((), dtype=self.dtype, device=hidden.device)
         for rows, labels in zip(hidden.chunk(self.num_chunks), target.chunk(self.num_chunks), strict=True):
-            logits = multiply(rows, weight, bias).to(self.dtype)
+            logits, _ = self.squash.apply(multiply(rows, weight, bias).to(self.dtype))
             total += torch.nn.functional.cross_entropy(logits, labels, ignore_index=self.ignore, reduction="sum")
             del logits
         count = (target != self.ignore).sum().to(self.dtype)
@@ -57,6 +88,7 @@ class ChunkedLossBackward(Implementation):
     reduction: int
     ignore: int
     dtype: torch.dtype
+    squash: Squash = Squash()
 
     def __call__(
         self,
@@ -73,13 +105,15 @@ class ChunkedLossBackward(Implementation):
         hidden_gradient = torch.empty_like(hidden, memory_format=torch.contiguous_format)
         bias_gradient = None if bias is None else torch.zeros((1, weight.shape[1]), dtype=wide, device=hidden.device)
         for rows, labels, place in zip(*(x.chunk(self.num_chunks) for x in (hidden, target, hidden_gradient)), strict=True):
-            change = torch.softmax(multiply(rows, weight, bias).to(self.dtype), 1)
+            scores, kept = self.squash.apply(multiply(rows, weight, bias).to(self.dtype))
+            change = torch.softmax(scores, 1)
+            del scores
             counted = labels != self.ignore
             safe = torch.where(counted, labels, 0).unsqueeze(1)
             change.scatter_add_(1, safe, torch.full_like(safe, -1, dtype=self.dtype))
             change.mul_((counted * scale).unsqueeze(1))
-            narrow = change.to(hidden.dtype)
-            del change
+            narrow = self.squash.pull_back(change, kept).to(hidden.dtype)
+            del change, kept
             torch.mm(narrow, weight.t(), out=place)
             add_product(weight_gradient, narrow.t(), rows)
             if bias_gradient is not None:

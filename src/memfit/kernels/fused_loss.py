@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from memfit.kernels.chunked_loss import add_product, count_chunk_logits, multiply, work_in_chunks
+from memfit.kernels.chunked_loss import Squash, add_product, count_chunk_logits, multiply, work_in_chunks
 from memfit.kernels.compiler import Compiles, Run
 from memfit.kernels.implementation import Implementation, Work, count_bytes
 from memfit.torch_private.trace import trace_function
@@ -29,13 +29,13 @@ _PASSES = 7  # over each logit: written, read three times by the kernel, which w
 class FusedLoss(Implementation):
     """(loss, number of targets that count, gradients of the transposed weight, of hidden, and of a bias as a row), all for a loss gradient of 1."""
 
-    def __init__(self, compiler: Compiles, *, reduction: int, ignore: int, dtype: torch.dtype) -> None:
-        self.compiler, self.reduction, self.ignore, self.dtype = compiler, reduction, ignore, dtype
+    def __init__(self, compiler: Compiles, *, reduction: int, ignore: int, dtype: torch.dtype, squash: Squash = Squash()) -> None:
+        self.compiler, self.reduction, self.ignore, self.dtype, self.squash = compiler, reduction, ignore, dtype, squash
         self._kernels: dict[Any, Run] = {}
 
     @property
     def name(self) -> str:
-        return f"fused_loss_{_NUM_CHUNKS}_{self.reduction}_{self.ignore}_{self.dtype}"
+        return f"fused_loss_{_NUM_CHUNKS}_{self.reduction}_{self.ignore}_{self.dtype}_{self.squash.steps}"
 
     @property
     def is_compiled(self) -> bool:
@@ -101,7 +101,8 @@ class FusedLoss(Implementation):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The summed loss of some rows and the gradient of their logits."""
         column = torch.arange(logits.shape[1], device=logits.device)
-        scores = torch.where(column < width, logits.to(self.dtype), float("-inf"))
+        squashed, kept = self.squash.apply(logits.to(self.dtype))
+        scores = torch.where(column < width, squashed, float("-inf"))
         largest = scores.amax(1, keepdim=True)
         parts = torch.exp(scores - largest)
         whole = parts.sum(1, keepdim=True)
@@ -110,7 +111,7 @@ class FusedLoss(Implementation):
         picked = torch.where(chosen, scores, 0).sum(1, keepdim=True)
         loss = torch.where(counted, torch.log(whole) + largest - picked, 0).sum()
         change = (parts / whole - chosen.to(self.dtype)) * torch.where(counted, scale, 0)
-        return loss, change.to(logits.dtype)
+        return loss, self.squash.pull_back(change, kept).to(logits.dtype)
 
 
 def _pad_width(width: int) -> int:

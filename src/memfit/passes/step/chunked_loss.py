@@ -1,6 +1,6 @@
 """Finds linear layer + log-softmax + negative log-likelihood, and does the whole in chunks: the logits never exist at once.
 
-    hidden, W, bias ─> mm or addmm ─> (to fp32) ─> log_softmax ─> nll_loss ─> loss          forward
+    hidden, W, bias ─> mm or addmm ─> (soft cap) ─> (to fp32) ─> log_softmax ─> nll_loss ─> loss          forward
     d hidden, d W, d bias <─ mm, mm, sum <─ (to bf16) <─ log_softmax' <─ nll_loss' <─ tangent     backward
 
 Two ops replace the rows; they make the same tensors (loss and count; the gradients of W, hidden and bias). For a language model
@@ -16,12 +16,13 @@ import torch
 
 from memfit.capture.captured import Captured, OpCall, Ref, Role
 from memfit.core.graph import Op
-from memfit.kernels.chunked_loss import ChunkedLoss, ChunkedLossBackward
+from memfit.kernels.chunked_loss import ChunkedLoss, ChunkedLossBackward, Squash
 from memfit.passes.interface import Level, Numbers, Pass, one_way
 from memfit.passes.rewriter import Rewriter
 
 aten = torch.ops.aten
 _NUM_CHUNKS = 8
+_GRADIENTS = {"mul": aten.mul.Tensor, "div": aten.div.Tensor, "tanh": aten.tanh_backward.default}
 _REDUCTIONS = (1, 2)  # mean and sum: without one there is a loss for each row
 _CASTS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
 
@@ -37,6 +38,7 @@ class Head:
     bias_gradient: Op | None
     loss_backward: Op
     dtype: torch.dtype
+    squash: Squash
     inside: set[int]  # the ops it stands for
 
     @property
@@ -76,7 +78,7 @@ def _replace(rewriter: Rewriter, head: Head) -> None:
     target, _, reduction, ignore = calls[head.loss.id].args[1:5]
     tangent, count = calls[head.loss_backward.id].args[0], calls[head.loss_backward.id].args[6]
     rows = rewriter.sample(head.operands[0].tensor).shape[0]
-    settings = {"num_chunks": min(_NUM_CHUNKS, rows), "reduction": reduction, "ignore": ignore, "dtype": head.dtype}
+    settings = {"num_chunks": min(_NUM_CHUNKS, rows), "reduction": reduction, "ignore": ignore, "dtype": head.dtype, "squash": head.squash}
     read = (*head.operands[:2], target, *head.operands[2:])
     forward = OpCall(target=ChunkedLoss(**settings), args=read, outputs=head.loss.outputs, unpack=True)
     rewriter.add_after(head.loss.id, "memfit.chunked_loss", tuple(r.tensor for r in read), head.loss.outputs, forward)
@@ -95,10 +97,11 @@ def _find(rewriter: Rewriter, softmax: Op) -> Head | None:
     if calls[softmax.id].args[1] not in (1, -1):
         return None
     pattern.add(softmax)
-    linear = pattern.before(softmax)
+    linear, squash = pattern.before(softmax)
     loss = pattern.after(softmax, aten.nll_loss_forward.default)
     loss_backward = pattern.after(softmax, aten.nll_loss_backward.default)
     change = pattern.after(loss_backward, aten._log_softmax_backward_data.default)
+    change = pattern.back_through(change, squash)
     gradients = pattern.all_after(change, aten.mm.default)
     if linear is None or loss is None or loss_backward is None or len(gradients) != 2:
         return None
@@ -123,6 +126,7 @@ def _find(rewriter: Rewriter, softmax: Op) -> Head | None:
         bias_gradient=sums[0] if sums else None,
         loss_backward=loss_backward,
         dtype=rewriter.sample(loss.outputs[0]).dtype,
+        squash=squash,
         inside=pattern.ops | pattern.views(),
     )
 
@@ -140,15 +144,29 @@ class _Pattern:
         self.ops.add(op.id)
         self.storages.add(self.graph.storage_of(op.outputs[0]))
 
-    def before(self, op: Op) -> Op | None:
-        """The op that made this one's first input, through a cast."""
+    def before(self, op: Op) -> tuple[Op | None, Squash]:
+        """The product that this op's first input comes from, through casts, and what is done to it on the way."""
+        steps: list[tuple[str, float]] = []
         source = self.rewriter.maker_of(op.inputs[0])
-        if source is not None and self.calls[source.id].target in _CASTS:
+        while source is not None and (step := _step_of(self.calls[source.id])) is not None:
             self.add(source)
+            steps += step
             source = self.rewriter.maker_of(source.inputs[0])
         if source is not None:
             self.add(source)
-        return source
+        return source, Squash(tuple(reversed(steps)))
+
+    def back_through(self, op: Op | None, squash: Squash) -> Op | None:
+        """The op that makes the gradient of the logits from this one's, of what they became."""
+        for kind, number in reversed(squash.steps):
+            op = self.after(op, _GRADIENTS[kind])
+            if op is None:
+                return None
+            other = self.calls[op.id].args[1]
+            fits = isinstance(other, Ref) and self.graph.storage_of(other.tensor) in self.storages if kind == "tanh" else other == number
+            if not fits:
+                return None
+        return op
 
     def after(self, op: Op | None, target: object) -> Op | None:
         """The one op of this kind that reads an op's output, through a cast; the loss itself leaves the pattern."""
@@ -189,6 +207,18 @@ def _is_weight_gradient(rewriter: Rewriter, op: Op, hidden: Ref) -> bool:
     """mm(transposed change, hidden): the one that reads hidden."""
     second = rewriter.captured.calls[op.id].args[1]
     return rewriter.graph.storage_of(second.tensor) == rewriter.graph.storage_of(hidden.tensor)
+
+
+def _step_of(call: OpCall) -> list[tuple[str, float]] | None:
+    """What a call does to each number: nothing for a cast, None if it does anything else."""
+    if call.target in _CASTS:
+        return []
+    if call.target is aten.tanh.default:
+        return [("tanh", 0.0)]
+    kind = "mul" if call.target is aten.mul.Tensor else "div" if call.target is aten.div.Tensor else None
+    if kind is None or call.kwargs or not isinstance(call.args[0], Ref) or not isinstance(call.args[1], (int, float)):
+        return None
+    return [(kind, float(call.args[1]))]
 
 
 def _operands_of(call: OpCall) -> tuple[Ref, ...]:

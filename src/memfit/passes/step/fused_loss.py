@@ -36,7 +36,7 @@ def _replace(rewriter: Rewriter, head: Head, compiler: Compiler) -> None:
     tangent = calls[head.loss_backward.id].args[0]
     made = tuple(op.outputs[0] for op in head.gradients)
     raw = tuple(rewriter.new_tensor(rewriter.size(t), rewriter.sample(t), "gradient for a loss gradient of 1") for t in made)
-    fused = FusedLoss(compiler, reduction=reduction, ignore=ignore, dtype=head.dtype)
+    fused = FusedLoss(compiler, reduction=reduction, ignore=ignore, dtype=head.dtype, squash=head.squash)
     outputs = (*head.loss.outputs, *raw)
     read = (*head.operands[:2], target, *head.operands[2:])
     forward = OpCall(target=fused, args=read, outputs=outputs, unpack=True)

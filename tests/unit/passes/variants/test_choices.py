@@ -17,10 +17,12 @@ from memfit.core.errors import IllegalSchedule
 from memfit.core.graph import Op
 from memfit.core.simulate import simulate
 from memfit.kernels.bits import PackSigns, ReluGradientFromBits, count_packed_bytes
+from memfit.kernels.compiler import PlainOps
 from memfit.kernels.sliced_convolution import ConvolutionBackwardInSlices, ConvolutionInSlices
 from memfit.passes.interface import Context
 from memfit.passes.run import offer_choices
 from memfit.passes.step.chunked_loss import chunk_loss
+from memfit.passes.step.fused_loss import fuse_loss
 from memfit.passes.variants.convolution_slices import slice_convolutions
 from memfit.pipeline.capture import capture
 from memfit.pipeline.forms import Forms
@@ -176,6 +178,27 @@ def test_logits_that_somebody_else_reads_stay_whole() -> None:
     assert chunk_loss(capture(model, call, loss_fn=loss_fn, num_targets=1), least_fraction=0.0) is None
 
 
+@pytest.mark.parametrize(
+    "squash", [lambda x: 5 * torch.tanh(x / 5), lambda x: x / 0.7, lambda x: x.float() * 2.5, lambda x: torch.tanh(torch.tanh(x) * 3)]
+)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_is_done_to_logits_one_by_one_is_done_in_chunks(squash: Any, compiled: bool) -> None:
+    torch.manual_seed(0)
+    model = Words()
+    call = Call.flatten((torch.randint(0, 300, (4, 12)), torch.randint(0, 300, (48,))), {})
+
+    def loss_fn(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(squash(logits), target)
+
+    whole = capture(model, call, loss_fn=loss_fn, num_targets=1)
+    captured = fuse_loss(whole, PlainOps(), least_fraction=0.0) if compiled else chunk_loss(whole, least_fraction=0.0)  # type: ignore[arg-type]
+    assert captured is not None
+    assert not any("softmax" in op.name or "tanh" in op.name for op in captured.graph.ops[2:-2] if "head" in op.where)
+    schedule = plan(captured.graph, planner="keep_all").require_plan().schedule
+    for a, b in zip(gradients_of(captured, schedule, model, call), plain_gradients(model, call, loss_fn), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
 def losses_that_are_no_rows_of_one_sum() -> list[Any]:
     """Each reads logits of Words, (48, 300), in a way that chunks of rows do not compute."""
     cross = nn.functional.cross_entropy
@@ -185,10 +208,12 @@ def losses_that_are_no_rows_of_one_sum() -> list[Any]:
         lambda logits, target: cross(logits[:40], target[:40]),
         lambda logits, target: cross(logits.t(), torch.arange(300) % 48),
         lambda logits, target: nn.functional.nll_loss(torch.log_softmax(logits, 0), target),
+        lambda logits, target: cross(logits * logits.tanh(), target),
+        lambda logits, target: cross(logits * torch.linspace(0, 1, 300), target),
     ]
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(7))
 def test_a_loss_that_is_no_sum_over_all_rows_stays_as_it_is(number: int) -> None:
     model, loss_fn = Words(), losses_that_are_no_rows_of_one_sum()[number]
     call = Call.flatten((torch.randint(0, 300, (4, 12)), torch.randint(0, 300, (48,))), {})
