@@ -6,7 +6,8 @@ import pytest
 import torch
 from benchmarks.parts.guards.soak import Soak
 
-MIB_OF_GROWTH = 16  # of the process, beyond what it holds after the first part; Python's own heap breathes by a few
+MIB_OF_GROWTH = 16  # of the process, beyond what it holds once every dropout rate was planned; Python's own heap breathes by a few
+PLANNED = 5  # parts: the rate changes at the end of each of the first four, and every change is planned once
 
 
 @pytest.mark.slow
@@ -18,4 +19,4 @@ def test_ten_thousand_steps(engine: str) -> None:
     assert sum(part["compared"] for part in parts) >= 100
     assert sum(part["interrupted"] for part in parts) >= 100
     assert not any(part["different"] for part in parts)
-    assert parts[-1]["memory MiB"] - parts[0]["memory MiB"] <= MIB_OF_GROWTH
+    assert parts[-1]["memory MiB"] - parts[PLANNED - 1]["memory MiB"] <= MIB_OF_GROWTH

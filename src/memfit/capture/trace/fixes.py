@@ -4,6 +4,7 @@
 - Some losses compute every element into their output before they reduce it, and the scalar keeps those bytes; what changes a part of a
   tensor copies the whole storage that the part lies in.
 - The CPU's batch norm of half-precision inputs saves its statistics in the type of its weights.
+- Dropout on the CPU is traced as an op that scales by another last bit than the plain model does.
 
 (Recurrent layers are put right in `torch_private/recurrent.py`, which has to patch torch for it.)
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,6 +34,7 @@ def decompositions(device: torch.device) -> dict[Any, Callable[..., Any]]:
     """Ops to trace as something else, bit for bit the same."""
     table: dict[Any, Callable[..., Any]] = {_ATEN.native_layer_norm_backward.default: _layer_norm_backward}
     if device.type == "cpu":
+        table[_ATEN.native_dropout.default] = _dropout
         table[_ATEN.native_dropout_backward.default] = _dropout_backward
     return table
 
@@ -43,14 +46,34 @@ def _layer_norm_backward(grad: Tensor, x: Tensor, *rest: Any) -> Any:
     return _ATEN.native_layer_norm_backward.default(grad.contiguous(), x.contiguous(), *rest)
 
 
+def _dropout(x: Tensor, p: float, train: bool | None) -> Any:
+    """The op scales by 1/(1-p) in double precision, rounded; the plain model divides in single. They differ for one p in seven (0.15)."""
+    if train is False or x.dtype is not torch.float32 or p == 1 or _plain_scale(1 / (1 - p)) == _rounded(1 / (1 - p)):
+        return NotImplemented
+    mask = _ATEN.bernoulli.p(torch.empty_like(x, dtype=torch.bool), 1 - p)
+    return x * (mask.to(x.dtype) * _plain_scale(1 / (1 - p))), mask
+
+
 def _dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Any:
     """The CPU kernel is two multiplications, which keep the gradient's layout. The plain model multiplies by a scaled mask of the
     gradient's own type, which in half precision is another number."""
     if grad.dtype in (torch.bfloat16, torch.float16):
         return grad * (mask.to(grad.dtype) * scale)
-    if grad.is_contiguous():
+    plain = _plain_scale(scale) if grad.dtype is torch.float32 and scale else scale
+    if not grad.is_contiguous():
+        return grad * mask * plain
+    if _rounded(plain) == _rounded(scale):
         return NotImplemented
-    return grad * mask * scale
+    return _ATEN.native_dropout_backward.default(grad, mask, plain)
+
+
+def _plain_scale(scale: float) -> float:
+    """What a kept element is multiplied by in the plain model: one by 1-p, both in single precision."""
+    return float(np.float32(1) / np.float32(1 / scale))
+
+
+def _rounded(scale: float) -> float:
+    return float(np.float32(scale))
 
 
 def real_sample(target: Any, position: int, sample: Tensor, arguments: Sequence[Any]) -> Tensor:

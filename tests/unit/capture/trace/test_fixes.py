@@ -10,6 +10,7 @@ from benchmarks.models.zoo import ZOO, make
 from tests.training import batch, deep
 from torch import nn
 
+import memfit
 from memfit.capture.captured import Captured, Role
 from memfit.capture.inputs import Call, Inputs
 from memfit.pipeline.capture import capture
@@ -76,6 +77,24 @@ def test_batch_norm_under_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         captured = capture(deep(), Call.flatten((batch()[0],), {}))
     assert differences(captured) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_dropout_of_any_rate_is_the_plain_models(dtype: torch.dtype) -> None:
+    """The op that is traced and the plain model round 1/(1-p) differently for one rate in seven."""
+    differ = []
+    for percent in range(1, 100, 7):
+        model, x = nn.Sequential(nn.Dropout(percent / 100), nn.Tanh()), torch.randn(512, dtype=dtype, requires_grad=True)
+        results = []
+        for step in (model, memfit.fit(model, (x,), budget="1MiB", check=False)):
+            torch.manual_seed(percent)
+            x.grad = None
+            loss = step(x).sum()
+            loss.backward()
+            results.append((loss.detach(), x.grad))
+        if not all(map(torch.equal, *results)):
+            differ.append(percent)
+    assert differ == []
 
 
 @pytest.mark.slow
