@@ -44,7 +44,8 @@ def _free_host_copies(graph: Graph, steps: Sequence[Step]) -> list[Step]:
 
 
 def _offload_at_once(graph: Graph, steps: Sequence[Step]) -> list[Step]:
-    sent = {step.storage for step in steps if isinstance(step, Offload)}
+    """What is never fetched, because it was there all the time after all, is not sent."""
+    sent = {step.storage for step in steps if isinstance(step, Offload)} & {step.storage for step in steps if isinstance(step, Reload)}
     found: list[Step] = []
     for step in steps:
         if isinstance(step, Offload):

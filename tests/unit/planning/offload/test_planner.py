@@ -165,3 +165,16 @@ def test_copies_are_spread_as_far_as_memory_allows() -> None:
     assert roomy.steps.index(Reload(1)) < roomy.steps.index(Compute(3))
     narrow = overlap_copies(Problem(graph=graph, costs=costs, budget=Budget(device_bytes=40)), tight)
     assert simulate(graph, narrow, costs, Budget(device_bytes=40)).time_ns == 600
+
+
+def test_a_value_that_is_never_fetched_is_not_sent() -> None:
+    """A planner may hold a value that it meant to fetch: the copy would only take the link's time."""
+    graph = training_chain(8)
+    costs = linked(graph, op_ns=1000, copy_ns=1000)
+    whole = plan(graph, costs, planner="keep_all").require_plan()
+    problem = Problem(graph=graph, costs=costs, budget=Budget(device_bytes=2 * whole.timeline.peak_bytes))
+    first = whole.schedule.steps[0]
+    assert isinstance(first, Compute)
+    sent = graph.storage_of(graph.ops[first.op].outputs[0])
+    steps = (first, Offload(sent, 1), *whole.schedule.steps[1:])
+    assert overlap_copies(problem, Schedule(steps=steps)).steps == whole.schedule.steps
