@@ -17,6 +17,7 @@ MADE = "*Made by `python scripts/results.py --write` from the raw rows beside it
 THEMES = {
     "compiled": ("The compiled engine on a GPU", ("compiled", "compiled_bounds", "convolution_algorithms")),
     "eager": ("The eager engine", ("eager", "variants", "reserved", "model_matrix", "losses_inside")),
+    "census": ("A census of architectures", ("census",)),
     "planning": (
         "Planners",
         (
