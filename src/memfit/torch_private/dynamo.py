@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from memfit.torch_private.grouped_products import trace_grouped_products
 from memfit.torch_private.probe import Symbol, at_least, is_tested
 
 _NEED = "guard what a step depends on"
@@ -90,6 +91,7 @@ def capture_frame(function: types.FunctionType, local: Locals, *, fast_check: bo
     try:
         with ExitStack() as stack:
             stack.enter_context(_CONFIG().patch(**_settings(fast_check)))
+            stack.enter_context(trace_grouped_products())
             stack.enter_context(_METRICS()())
             stack.enter_context(_TIMED()("memfit"))
             stack.enter_context(_MODES())

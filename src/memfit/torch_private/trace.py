@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memfit.torch_private.grouped_products import trace_grouped_products
 from memfit.torch_private.patch import Patch, patch_torch
 from memfit.torch_private.probe import Symbol
 from memfit.torch_private.recurrent import trace_as_cells
@@ -49,6 +50,7 @@ def trace_joint(module: nn.Module, tensors: Sequence[torch.Tensor], table: Table
     with ExitStack() as stack:
         stack.enter_context(_backward_outside_autocast())
         stack.enter_context(trace_as_cells(model))
+        stack.enter_context(trace_grouped_products())
         exported = _EXPORT()(stack, module, tensors, decompositions=dict(table))
     metadata = exported._aot_state.fw_metadata
     shared = (
