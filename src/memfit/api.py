@@ -80,7 +80,7 @@ def fit(
     _check_replay(model, replay)
     device_bytes = parse_bytes(budget, what="budget")
     task, example = task_and_call(model, example_inputs, loss_fn, example_targets, optimizer, device, parse_bytes(reserve, what="reserve"))
-    task = replace(task, allow=tuple(allow), engine=engine)
+    task = replace(task, allow=tuple(allow), engine=engine, keep_outputs=keep_outputs)
     saved = load_plan(plan)
     if saved is not None and any(p.grad is not None for p in model.parameters()):
         raise BadInput("the model's parameters hold gradients already, and a saved plan starts without: call optimizer.zero_grad() first.")
@@ -88,7 +88,7 @@ def fit(
     preparer = Preparer(task=task, budget_bytes=device_bytes, planner=planner, time_limit_s=time_limit_s, saved=saved, replay=replay)
 
     def stepper_over(graph: GraphModel) -> GraphStepper:
-        inner = replace(preparer, task=replace(task, model=graph, loss_fn=None, num_targets=0))
+        inner = replace(preparer, task=replace(task, model=graph, loss_fn=None, num_targets=0, keep_outputs=True))
         return GraphStepper(graph, inner, loss_fn=None, num_targets=0, check=check)
 
     own = Stepper(model, preparer, loss_fn=loss_fn, num_targets=task.num_targets, check=check, watched=Watch(model, loss_fn))

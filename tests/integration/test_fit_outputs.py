@@ -152,6 +152,61 @@ def test_without_gradients_and_without_labels_nothing_is_left_out() -> None:
     assert fitted.eval()(example()["tokens"]).loss is None
 
 
+class Cache:
+    """As libraries hold keys and values: no container that torch knows."""
+
+    def __init__(self, *states: Tensor) -> None:
+        self.layers = [{"keys": s} for s in states]
+
+
+@dataclass
+class Wide:
+    loss: Tensor | None
+    logits: Tensor
+    mask: Tensor
+    cache: Cache
+
+
+class Dropping(Language):
+    """Asks a random number whether a layer is left out, as BART, OPT and Whisper do: Dynamo refuses it."""
+
+    layerdrop = 0.0
+
+    def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Wide:  # type: ignore[override]
+        if torch.rand([]) < self.layerdrop:
+            tokens = tokens.flip(1)
+        found = super().forward(tokens, labels)
+        return Wide(found.loss, found.logits, tokens > 3, Cache(found.states, tokens))
+
+
+@pytest.mark.parametrize("fraction", [0.6, 2.0])
+def test_outputs_of_memfits_own_trace_are_left_out_too(fraction: float) -> None:
+    model = Dropping()
+    plain = twin(model)
+    fitted: Any = memfit.fit(model, example(), budget=int(fraction * least(twin(model), keep_outputs=True)), time_limit_s=3)
+    for seed in range(2):
+        ours, theirs = step(fitted, seed), step(plain, seed)
+        close(model, plain)
+        assert (type(ours.logits) is Tensor) == (fraction > 1)
+        assert same(ours.logits.detach() + 0, theirs.logits)
+        assert same(ours.mask, theirs.mask)
+    assert "identical" in fitted.report().check or fraction < 1
+    assert "equal" in fitted.report().check or fraction > 1
+
+
+def test_an_object_that_holds_tensors_is_computed_when_it_is_read() -> None:
+    model = Dropping()
+    plain = twin(model)
+    fitted: Any = memfit.fit(model, example(), budget="1GiB")
+    ours, theirs = step(fitted), step(plain)
+    assert isinstance(ours.cache, Cache)
+    assert "computed when it is read" in repr(ours.cache)
+    assert same(ours.cache.layers[0]["keys"].detach() + 0, theirs.cache.layers[0]["keys"].detach())
+    assert same(ours.cache.layers[1]["keys"], theirs.cache.layers[1]["keys"])
+    with pytest.raises(memfit.Unsupported, match="keep_outputs=True"):
+        (fitted(**example()).cache.layers[0]["keys"].sum()).backward()
+
+
 class Chatty(Language):
     """Changes a buffer that it reads, and counts its calls."""
 

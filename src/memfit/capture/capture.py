@@ -52,13 +52,15 @@ def trace_step(
     num_targets: int = 0,
     training: bool = True,
     gpu_attention: bool = False,
+    loss_only: bool = False,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
 ) -> Traced:
     """Trace one training step (or, with `training=False`, one inference) on fake tensors. Allocates nothing.
 
-    With a compiler's `decompositions` into the ops that it takes; without into those that eager PyTorch runs.
+    With a compiler's `decompositions` into the ops that it takes; without into those that eager PyTorch runs. `loss_only`: outputs beside
+    the loss are left out.
     """
-    manner = Manner(training=training, gpu_attention=gpu_attention, decompositions=decompositions)
+    manner = Manner(training=training, gpu_attention=gpu_attention, loss_only=loss_only, decompositions=decompositions)
     return Traced(model=model, call=call, joint=trace(model, call, loss_fn=loss_fn, num_targets=num_targets, manner=manner))
 
 

@@ -25,6 +25,30 @@ class Ref:
     tensor: int
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """In the place of an output beside the loss that the step does not produce: what it would be like."""
+
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def like(cls, output: torch.Tensor) -> LeftOut:
+        return cls(output.shape, output.stride(), output.dtype, output.device)
+
+    def stride(self) -> tuple[int, ...]:
+        return self.strides
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOutObject:
+    """In the place of an output that is no tensor and holds tensors that the step would make: a cache of keys and values, say."""
+
+    kind: type
+
+
 class Role(Enum):
     """What an op is to an engine."""
 
@@ -52,7 +76,8 @@ class OpCall:
 class Convention:
     """How values enter and leave. Sources are listed in call order: parameters, buffers, input tensors, constants.
 
-    `outputs` are the model's output leaves: a tensor id, or a plain value. `differentiable` says which outputs have a
+    `outputs` are the model's output leaves: a tensor id, a plain value, or what stands for one that is
+    left out. `differentiable` says which outputs have a
     gradient, in the order of `tangents`. `mutations` are (source position, tensor with its new value).
     """
 
@@ -123,6 +148,18 @@ class Captured:
         args, kwargs = map_leaves(lambda v: self.samples[v.tensor] if isinstance(v, Ref) else v, (call.args, dict(call.kwargs)))
         made = tuple(None if t is None else self.samples[t] for t in call.outputs)
         return work_of(call.target, made if call.unpack else made[0], args, kwargs)
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether some outputs are not produced."""
+        return any(isinstance(o, LeftOut | LeftOutObject) for o in self.convention.outputs)
+
+    @property
+    def has_outputs_beside_the_loss(self) -> bool:
+        """Whether one number among the outputs is the loss, and others have a gradient too."""
+        found = [o.tensor for o in self.convention.outputs if isinstance(o, Ref)]
+        graded = [self.samples[found[i]] for i in self.convention.differentiable]
+        return len(graded) > 1 and sum(t is not None and t.dim() == 0 for t in graded) == 1
 
     @property
     def boundary(self) -> int:

@@ -94,7 +94,13 @@ class Forms:
         if key not in self._traced:
             task = self.task
             self._traced[key] = trace_for(
-                compiler, task.model, self.call, loss_fn=task.loss_fn, num_targets=task.num_targets, gpu_attention=task.is_elsewhere
+                compiler,
+                task.model,
+                self.call,
+                loss_fn=task.loss_fn,
+                num_targets=task.num_targets,
+                gpu_attention=task.is_elsewhere,
+                loss_only=task.keep_outputs is False,
             )
         return self._traced[key]
 

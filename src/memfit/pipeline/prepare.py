@@ -19,7 +19,7 @@ from memfit.capture.inputs import Call
 from memfit.compilers.inductor import compile_pieces, compiled_start
 from memfit.core.budget import Budget
 from memfit.core.cache_folder import cache_folder
-from memfit.core.errors import InfeasibleBudget, Unsupported
+from memfit.core.errors import InfeasibleBudget, NoPlanFound, Unsupported
 from memfit.core.plan import Plan
 from memfit.offsets import tight_layout
 from memfit.pipeline.beside import count_all, count_held_elsewhere, count_slack
@@ -86,7 +86,17 @@ class Preparer:
             return replace(ready, notes=(f"runs on the eager engine: {error}", *ready.notes))
 
     def _make_ready(self, task: Task, order: _Order) -> Ready:
+        """With all outputs; where no plan holds them, without those beside the loss."""
         forms = Forms(task, order.call, accumulates=order.accumulates)
+        try:
+            return self._make_ready_of(task, order, forms)
+        except (InfeasibleBudget, NoPlanFound):
+            if task.keep_outputs is not None or not forms.plain.has_outputs_beside_the_loss:
+                raise
+        fewer = replace(task, keep_outputs=False)
+        return self._make_ready_of(fewer, order, Forms(fewer, order.call, accumulates=order.accumulates))
+
+    def _make_ready_of(self, task: Task, order: _Order, forms: Forms) -> Ready:
         with Progress("memfit") as progress, _helped(task, order.call):
             chosen = self._choose(task, order, forms, progress)
             captured, plan = chosen.choice.form.captured, chosen.choice.plan

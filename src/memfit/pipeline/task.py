@@ -21,7 +21,8 @@ DEFAULT_ALLOW = ("recompute", "variants")
 class Task:
     """`engine`: "eager" runs PyTorch's own kernels, "inductor" compiled regions; "auto" compiles on CUDA what is large enough.
 
-    `device` names one that is planned for and need not be here.
+    `device` names one that is planned for and need not be here. `keep_outputs`: whether outputs beside the loss are produced; None where a
+    budget holds them.
     """
 
     model: nn.Module
@@ -32,6 +33,7 @@ class Task:
     device: str | None = None
     allow: tuple[str, ...] = DEFAULT_ALLOW
     engine: str = "eager"
+    keep_outputs: bool | None = True
 
     @cached_property
     def compiles(self) -> bool:

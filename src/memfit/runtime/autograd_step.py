@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from memfit.capture.captured import Captured, Ref
+from memfit.capture.captured import Captured, LeftOut, LeftOutObject, Ref
 from memfit.core.costs import Costs
 from memfit.core.errors import Unsupported
 from memfit.core.plan import Plan
@@ -333,8 +333,9 @@ def _find_returned(ctx: Any, session: Step) -> frozenset[int]:
     return frozenset(back)
 
 
-def run(session: Step) -> Any:
-    """Call the planned step; the result has the model's own structure."""
+def run(session: Step, beside: Callable[[int, Any, torch.Tensor | None], Any] | None = None) -> Any:
+    """Call the planned step; the result has the model's own structure. `beside` gives what stands in for an output that the step leaves out,
+    next to one that it makes."""
     convention = session.captured.convention
     if convention.mutations and is_checkpointing():
         raise Unsupported(
@@ -345,4 +346,7 @@ def run(session: Step) -> Any:
     graded = iter(PlannedStep.apply(session, holder, *session.sources))
     feed = iter([next(graded) if x is None else x for x in holder])
     leaves = [next(feed) if isinstance(o, Ref) else o for o in convention.outputs]
+    if beside is not None:
+        graded = next((t for t in leaves if isinstance(t, torch.Tensor) and t.requires_grad), None)
+        leaves = [beside(i, x, graded) if isinstance(x, LeftOut | LeftOutObject) else x for i, x in enumerate(leaves)]
     return unflatten(leaves, convention.output_spec)

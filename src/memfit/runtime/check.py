@@ -19,12 +19,13 @@ from typing import Any
 
 import torch
 
+from memfit.capture.captured import LeftOut
 from memfit.runtime.autograd_step import Session
 from memfit.runtime.gradients import GradientSink, Tangents
 from memfit.runtime.plain_calls import made_plain
 from memfit.runtime.rng import get_state, set_state
 from memfit.torch_private.random_ops import keep_random_states
-from memfit.torch_private.trees import leaves_of
+from memfit.torch_private.trees import leaves_of, take_apart
 
 _LEAST_TOLERANCE = 1e-3
 _ROUNDINGS = 16
@@ -151,7 +152,7 @@ def _run_plain(session: Session, tangents: Tangents, plain: Callable[[], Any], c
             session.sources[i].data.copy_(old)
         set_state(device, session.rng_at_start)
         with made_plain(), torch.enable_grad():
-            outputs = [t for t in leaves_of(plain()) if isinstance(t, torch.Tensor)]
+            outputs = _outputs_made(session, leaves_of(take_apart(plain())))
             found: dict[str, torch.Tensor | None] = {f"output {k}": o.detach() for k, o in enumerate(outputs)}
             used = [(outputs[i], t) for i, t in zip(convention.differentiable, tangents, strict=True) if t is not None]
             given = getattr(plain, "inputs", ())
@@ -168,6 +169,14 @@ def _run_plain(session: Session, tangents: Tangents, plain: Callable[[], Any], c
         for i, value in present.items():
             session.sources[i].data.copy_(value)
         set_state(device, numbers)
+
+
+def _outputs_made(session: Session, leaves: list[Any]) -> list[torch.Tensor]:
+    """Of the plain model's outputs those that the step produces."""
+    expected = session.captured.convention.outputs
+    if any(isinstance(o, LeftOut) for o in expected):
+        leaves = [x for x, o in zip(leaves, expected, strict=True) if not isinstance(o, LeftOut)]
+    return [t for t in leaves if isinstance(t, torch.Tensor)]
 
 
 def _add_old(found: dict[str, torch.Tensor | None], name: str, old: torch.Tensor | None) -> None:

@@ -25,6 +25,7 @@ from memfit.runtime.check import EVERY_STEP, CannotJudge, Verdict, compare
 from memfit.runtime.cuda_graphs import Recorder, Recording, Replayed
 from memfit.runtime.free_memory import free_bytes
 from memfit.runtime.gradients import GradientSink, Tangents
+from memfit.runtime.later import Later
 from memfit.runtime.moment import Moment
 from memfit.runtime.plain_calls import PlainCall
 from memfit.runtime.report import Report
@@ -32,6 +33,7 @@ from memfit.torch_private.allocations import meter
 from memfit.torch_private.buckets import count_bucket_bytes
 from memfit.torch_private.fake import fakes_like
 from memfit.torch_private.tensors import has_gradient_hooks, is_profiling, own_tensors
+from memfit.torch_private.trees import leaves_of, take_apart
 
 _KNOWN_AFTER = 3  # steps: one recorded, one at planned offsets, one to see what outlived it
 _RESERVED_REPLANS = 2
@@ -135,16 +137,19 @@ class Stepper:
         except Unsupported:
             self.raise_own_error(args, kwargs)
             raise
-        return self.run_planned(shape, sources, PlainCall(self, args, kwargs))
+        later = None
+        if shape.ready.captured.leaves_out:
+            later = Later(self.subject, sources, shape, lambda: leaves_of(take_apart(self.plain(args, kwargs))))
+        return self.run_planned(shape, sources, PlainCall(self, args, kwargs), later)
 
-    def run_planned(self, shape: _Shape, sources: tuple[torch.Tensor, ...], plain: Callable[[], Any]) -> Any:
-        """The step by its plan; the first one of a shape is compared with what `plain` gives."""
+    def run_planned(self, shape: _Shape, sources: tuple[torch.Tensor, ...], plain: Callable[[], Any], later: Later | None = None) -> Any:
+        """The step by its plan; the first one of a shape is compared with what `plain` gives. `later` computes what the plan leaves out."""
         self.latest = shape
         if shape.steps == _KNOWN_AFTER:
             self._hold_reserved(shape)
         session = self._replayed(shape, sources) or self._called(shape, sources, plain)
         shape.steps += 1
-        return run(session)
+        return run(session, later.stand_in if later is not None else None)
 
     def _called(self, shape: _Shape, sources: tuple[torch.Tensor, ...], plain: Callable[[], Any]) -> Session:
         session = Session(shape.ready, sources, trial=shape.steps == 0, replan=lambda ready: self._after_oom(shape, ready))

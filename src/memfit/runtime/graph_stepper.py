@@ -7,7 +7,7 @@ locals ── guards hold? ── bytecode ──> graph inputs ──> GraphSte
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,11 +17,8 @@ from memfit.capture.guards.frame import GuardedFrame
 from memfit.capture.guards.graph_model import GraphModel, find_outputs_beside_the_loss
 from memfit.core.errors import InfeasibleBudget, NoPlanFound
 from memfit.runtime.closed_loop import Stepper
-from memfit.runtime.plain_calls import made_plain
-from memfit.runtime.rng import get_state, set_state
-from memfit.runtime.unread import refuse_late, stand_in
-from memfit.runtime.versions import Versions
-from memfit.torch_private.trees import leaves_of
+from memfit.runtime.later import Later
+from memfit.torch_private.trees import leaves_of, take_apart
 
 Plain = Callable[[tuple[torch.Tensor, ...]], Any]
 """The plain model's result for a call with these tensors."""
@@ -101,10 +98,13 @@ class Way:
         if not any(s.requires_grad for s in sources):
             self._now.made = whole = graph.run_whole(values)
             return whole
-        later = Later(graph, self.model, values, sources, shape) if graph.left_out else None
+        later = Later(self.model, sources, shape, lambda: graph.run_whole(values)) if graph.left_out else None
         made: Any = self.stepper.run_planned(shape, sources, PlainWay(self, values, inputs, plain))
         self._now.made = made
-        return graph.all_outputs(made, values, None if later is None else later.beside(made))
+        if later is None:
+            return graph.all_outputs(made, values)
+        loss, samples = next(t for t in made if t.dim() == 0 and t.requires_grad), graph.samples
+        return graph.all_outputs(made, values, lambda k: later.stand_in(k, samples[k], loss))
 
     def _make_stepper(self, values: tuple[torch.Tensor, ...], tensors: tuple[torch.Tensor, ...], left_out: frozenset[int]) -> GraphStepper:
         graph = GraphModel(self.frame.captured.graph, self._feeds(values, tensors), self.model, left_out)
@@ -138,7 +138,7 @@ class Way:
 
     def _find_order(self, result: Any) -> list[int]:
         """Empty where some output of the graph is not among what the user gets."""
-        leaves = {id(t): j for j, t in enumerate(t for t in leaves_of(result) if isinstance(t, torch.Tensor))}
+        leaves = {id(t): j for j, t in enumerate(t for t in leaves_of(take_apart(result)) if isinstance(t, torch.Tensor))}
         made = self._now.made
         return [leaves[id(t)] for t in made] if all(id(t) in leaves for t in made) else []
 
@@ -149,42 +149,8 @@ class Way:
 
     def outputs_of(self, result: Any) -> tuple[torch.Tensor, ...]:
         """The graph's outputs among what the user's model gives."""
-        leaves = [t for t in leaves_of(result) if isinstance(t, torch.Tensor)]
+        leaves = [t for t in leaves_of(take_apart(result)) if isinstance(t, torch.Tensor)]
         return tuple(leaves[j] for j in self._order or ())
-
-
-class Later:
-    """What is needed to compute the outputs of one step that it left out: its tensors, random numbers and surroundings."""
-
-    def __init__(
-        self, graph: GraphModel, model: nn.Module, values: tuple[torch.Tensor, ...], sources: tuple[torch.Tensor, ...], shape: Any
-    ) -> None:
-        self._graph, self._model, self._values, self._sources, self._shape = graph, model, values, sources, shape
-        self._captured = shape.ready.captured
-        self._numbers = get_state(self._captured.device)
-        shape.note("outputs beside the loss are left out, and computed when they are read: the budget does not hold them")
-
-    def beside(self, made: Sequence[torch.Tensor]) -> Callable[[int], torch.Tensor]:
-        """What stands in for an output, now that forward has run."""
-        loss = next(t for t in made if t.dim() == 0 and t.requires_grad)
-        versions, samples = Versions(self._captured, self._sources, ()), self._graph.samples
-        return lambda k: stand_in(samples[k], lambda: self._compute(k, versions), loss)
-
-    def _compute(self, output: int, versions: Versions) -> torch.Tensor:
-        changed = versions.find_changed_source()
-        if changed is not None:
-            raise refuse_late(self._captured.graph.tensors[self._captured.convention.sources[changed]].name)
-        buffers = [self._sources[i] for i, _ in self._captured.convention.mutations]
-        before, device = [b.detach().clone() for b in buffers], self._captured.device
-        present = get_state(device)
-        set_state(device, self._numbers)
-        try:
-            with self._shape.moment.again(self._model), torch.no_grad(), made_plain():
-                return self._graph.run_whole(self._values)[output].detach()
-        finally:
-            set_state(device, present)
-            for buffer, old in zip(buffers, before, strict=True):
-                buffer.data.copy_(old)
 
 
 class PlainWay:

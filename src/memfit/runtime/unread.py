@@ -10,16 +10,35 @@ The second forward is outside the budget. `fit(keep_outputs=True)` produces all 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from memfit.capture.captured import LeftOut
 from memfit.core.errors import Unsupported
-from memfit.torch_private.trees import map_leaves
+from memfit.torch_private.trees import map_inside, map_leaves
 from memfit.torch_private.wrapper import make_wrapper, skip_torch_function
 
 Make = Callable[[], torch.Tensor]
+
+
+class Form(Protocol):
+    """What a stand-in takes from the output, or from what describes it."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def stride(self) -> tuple[int, ...]: ...
+
+
 _ASK = "fit the model with keep_outputs=True, which produces it in the step"
 _STAYS = frozenset({torch.ops.aten.detach.default, torch.ops.aten._to_copy.default, torch.ops.aten.alias.default})
 """What a training framework does to outputs that nobody reads."""
@@ -32,7 +51,7 @@ class NotProduced(torch.Tensor):
     _made: torch.Tensor | None
 
     @staticmethod
-    def __new__(cls, like: torch.Tensor, make: Make) -> NotProduced:
+    def __new__(cls, like: Form, make: Make) -> NotProduced:
         made: NotProduced = make_wrapper(cls, like.shape, like.stride(), like.dtype, like.device)
         made._make, made._made = make, None
         return made
@@ -43,16 +62,15 @@ class NotProduced(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        given = args[0]
+        given, options = args[0], dict(kwargs or {})
         if func in _STAYS and isinstance(given, NotProduced):
             like = func(
-                torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device="meta"), **{**kwargs, **_on_meta(kwargs)}
+                torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device="meta"), **{**options, **_on_meta(options)}
             )
-            where = kwargs.get("device") or given.device
-            return NotProduced(_Like(like, where), lambda: func(given.values(), **kwargs))  # type: ignore[arg-type]
-        args, kwargs = map_leaves(lambda x: x.values() if isinstance(x, NotProduced) else x, (args, kwargs))
-        return func(*args, **kwargs)
+            where = options.get("device") or given.device
+            return NotProduced(LeftOut(like.shape, like.stride(), like.dtype, torch.device(where)), lambda: func(given.values(), **options))
+        args, options = map_leaves(lambda x: x.values() if isinstance(x, NotProduced) else x, (args, options))
+        return func(*args, **options)
 
     def values(self) -> torch.Tensor:
         """The output itself, computed at the first call."""
@@ -79,16 +97,6 @@ class NotProduced(torch.Tensor):
         return f"NotProduced(shape={tuple(self.shape)}, dtype={self.dtype}, computed when it is read)"
 
 
-class _Like:
-    """What a wrapper takes from a tensor, on another device."""
-
-    def __init__(self, like: torch.Tensor, device: torch.device) -> None:
-        self.shape, self.dtype, self.device, self._strides = like.shape, like.dtype, device, like.stride()
-
-    def stride(self) -> tuple[int, ...]:
-        return self._strides
-
-
 def _on_meta(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {"device": "meta"} if "device" in kwargs else {}
 
@@ -105,10 +113,74 @@ class _Tie(torch.autograd.Function):
         raise Unsupported(f"a gradient came through an output beside the loss, which this step did not produce: {_ASK}.")
 
 
-def stand_in(like: torch.Tensor, make: Make, loss: torch.Tensor) -> torch.Tensor:
+def stand_in(like: Form, make: Make, loss: torch.Tensor) -> torch.Tensor:
     """For an output like this one, beside this loss."""
     tied: torch.Tensor = _Tie.apply(loss, NotProduced(like, make))
     return tied
+
+
+class _Unread:
+    """Goes for an object of another class, which is computed when anything is asked of it."""
+
+    def __init__(self, kind: type, make: Callable[[], Any]) -> None:
+        object.__setattr__(self, "_unread", [kind, make, None])
+
+    def _values(self) -> Any:
+        state: list[Any] = object.__getattribute__(self, "_unread")
+        if state[2] is None:
+            state[2] = state[1]()
+        return state[2]
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return object.__getattribute__(self, "_unread")[0]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_Unread._values(self), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(_Unread._values(self), name, value)
+
+    def __len__(self) -> int:
+        return len(_Unread._values(self))
+
+    def __bool__(self) -> bool:
+        return bool(_Unread._values(self))
+
+    def __iter__(self) -> Any:
+        return iter(_Unread._values(self))
+
+    def __getitem__(self, key: Any) -> Any:
+        return _Unread._values(self)[key]
+
+    def __contains__(self, item: Any) -> bool:
+        return item in _Unread._values(self)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(_Unread._values(self) == other)
+
+    def __hash__(self) -> int:
+        return hash(_Unread._values(self))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(_Unread._values(self), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _Unread._values(self).__reduce_ex__(protocol)
+
+    def __repr__(self) -> str:
+        return f"{object.__getattribute__(self, '_unread')[0].__name__}(computed when it is read)"
+
+
+def stand_in_for_object(kind: type, make: Callable[[], Any], beside: torch.Tensor | None) -> Any:
+    """For an output of this class that holds tensors. No gradient comes through them: where `beside` is given, it is refused."""
+
+    def tie(t: torch.Tensor) -> torch.Tensor:
+        if beside is None or not t.is_floating_point():
+            return t
+        return stand_in(t, t.detach, beside)
+
+    return _Unread(kind, lambda: map_inside(make(), tie))
 
 
 def refuse_late(name: str) -> Unsupported:

@@ -12,6 +12,7 @@ from memfit.torch_private.probe import Symbol
 from memfit.torch_private.trees import map_leaves
 
 _TENSOR = Symbol("torch._subclasses.fake_tensor.FakeTensor", "trace without computing")
+_FUNCTIONAL = Symbol("torch._subclasses.functional_tensor.FunctionalTensor", "trace without computing")
 _MODE = Symbol("torch._subclasses.fake_tensor.FakeTensorMode", "trace without computing")
 _DATA_DEPENDENT = Symbol("torch._subclasses.fake_tensor.DataDependentOutputException", "step an optimizer that looks at its numbers")
 _DISPATCH_MODE = Symbol("torch.utils._python_dispatch.TorchDispatchMode", "see the ops of an optimizer's step")
@@ -40,6 +41,11 @@ def fake_type() -> Any:
 
 def is_fake(tensor: Any) -> bool:
     return isinstance(tensor, _TENSOR())
+
+
+def is_traced(tensor: Any) -> bool:
+    """Whether a tensor belongs to a trace and has no values."""
+    return isinstance(tensor, (_TENSOR(), _FUNCTIONAL()))
 
 
 def fakes_like(tree: Any) -> Any:

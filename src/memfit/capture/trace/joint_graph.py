@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from memfit.capture.captured import LeftOut, LeftOutObject
 from memfit.capture.guards.graph_model import GraphModel
 from memfit.capture.inputs import Call
 from memfit.capture.trace.fixes import decompositions
@@ -22,9 +23,9 @@ from memfit.capture.trace.gpu_attention import GpuAttention
 from memfit.capture.trace.known_constants import KnownConstants
 from memfit.capture.trace.provenance import recording_where
 from memfit.core.errors import Unsupported
-from memfit.torch_private.fake import Mode, is_fake, shared_fake_mode
+from memfit.torch_private.fake import Mode, is_fake, is_traced, shared_fake_mode
 from memfit.torch_private.trace import JointTrace, say_compiling, trace_joint
-from memfit.torch_private.trees import flatten
+from memfit.torch_private.trees import flatten, take_apart, tensors_inside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +41,13 @@ class Joint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manner:
-    """How to trace: with its backward or an inference, with the attention of a GPU that is not here, into which ops."""
+    """How to trace: with its backward or an inference, with the attention of a GPU that is not here, into which ops.
+
+    `loss_only`: outputs beside the one number that is the loss are not produced.
+    """
 
     training: bool = True
+    loss_only: bool = False
     gpu_attention: bool = False
     decompositions: Mapping[Any, Callable[..., Any]] | None = None  # None: ops as eager PyTorch runs them
 
@@ -73,7 +78,7 @@ def _trace_separate(model: nn.Module, call: Call, loss_fn: Callable[..., Any] | 
     """Outputs that share memory with each other or with inputs are given their own, and the step is traced again."""
     cloned: frozenset[int] = frozenset()
     for _ in range(2):
-        step = _Step(model, call, loss_fn, num_targets, cloned)
+        step = _Step(model, call, loss_fn, num_targets, cloned, loss_only=manner.loss_only)
         joint, aliases = _export(model, step, manner)
         if not aliases:
             break
@@ -88,8 +93,18 @@ class _DataDependentError(Unsupported):
 class _Step(nn.Module):
     """Takes parameters and buffers as its own, so that each appears once however often the model ties it."""
 
-    def __init__(self, model: nn.Module, call: Call, loss_fn: Callable[..., Any] | None, num_targets: int, cloned: frozenset[int]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        call: Call,
+        loss_fn: Callable[..., Any] | None,
+        num_targets: int,
+        cloned: frozenset[int],
+        *,
+        loss_only: bool = False,
+    ) -> None:
         super().__init__()
+        self._loss_only = loss_only
         self._plain = (model, call, loss_fn, num_targets, cloned)  # in a tuple: not registered as a submodule
         self._names: list[tuple[str, str]] = []
         mode = shared_fake_mode((*model.parameters(), *model.buffers(), *call.tensors))
@@ -114,10 +129,20 @@ class _Step(nn.Module):
             result = torch.func.functional_call(model, state, inputs, kwargs)
         if loss_fn is not None:
             result = loss_fn(result, *targets)
-        leaves, self.output_spec = flatten(result)
+        leaves, self.output_spec = flatten(take_apart(result))
+        beside = _find_beside_the_loss(leaves) if self._loss_only else ()
+        leaves = [LeftOut.like(x) if i in beside else x for i, x in enumerate(leaves)]
+        leaves = [LeftOutObject(type(x)) if any(map(is_traced, tensors_inside(x))) else x for x in leaves]
         self.output_leaves = tuple(None if isinstance(x, torch.Tensor) else x for x in leaves)
         found = [x for x in leaves if isinstance(x, torch.Tensor)]
         return [x.clone() if i in cloned else x for i, x in enumerate(found)]
+
+
+def _find_beside_the_loss(leaves: Sequence[Any]) -> list[int]:
+    """Outputs that have a gradient and are not the one number that is the loss; none where there is no such number, or more."""
+    graded = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.requires_grad]
+    beside = [i for i in graded if leaves[i].dim()]
+    return beside if len(graded) - len(beside) == 1 else []
 
 
 def _device(step: _Step) -> torch.device:
