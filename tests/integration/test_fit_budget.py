@@ -140,6 +140,7 @@ def test_out_of_memory_in_the_middle_of_backward_is_planned_again(trial: bool, a
     fitted, plain, x, y = _fitted_and_plain()
     batches = [(x, y)] * 3
     shape = fitted._memfit.latest
+    shape.settle_layouts(shape.ready)  # the code of later steps
     program = shape.ready.program
     backward, calls = program.backward, [0]
 

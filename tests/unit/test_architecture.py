@@ -27,7 +27,7 @@ ROOMS = {
     "kernels": {"core", "torch_private"},
     "profile": {"core", "torch_private", "capture.captured", "kernels"},
     "compilers": {"core", "torch_private", "capture.captured", "kernels.custom_ops", "passes.regions"},
-    "runtime": {"core", "torch_private", "capture.captured", "capture.guards", "capture.inputs"},
+    "runtime": {"core", "torch_private", "capture.captured", "capture.guards", "capture.inputs", "kernels.layouts"},
     "tape": {"core"},
     "report": {"core"},
     "pipeline": {*LINE, "report.progress"},

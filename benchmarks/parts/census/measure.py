@@ -7,7 +7,6 @@ rules before the first run; what fails stays in the table. Models whose configs 
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import os
 import resource
@@ -43,7 +42,7 @@ def measure(name: str) -> Row:
     if isinstance(made, str):
         return {"verdict": "not made", "why": made}
     model, example, loss_fn, targets = made
-    plain = copy.deepcopy(model)
+    twins = (make(name)[0], make(name)[0])
     options: dict[str, Any] = {"engine": "eager", "time_limit_s": 3}
     if loss_fn is not None:
         options |= {"loss_fn": loss_fn, "example_targets": targets}
@@ -62,7 +61,7 @@ def measure(name: str) -> Row:
         row["a third"] = "yes"
     except (memfit.InfeasibleBudget, memfit.NoPlanFound) as refusal:
         row |= {"a third": "no", "why": _one_line(refusal)}
-    return row | _compare(fitted, model, plain, (example, loss_fn, targets), budget if row["a third"] == "yes" else None)
+    return row | _compare(fitted, model, twins, (example, loss_fn, targets), budget if row["a third"] == "yes" else None)
 
 
 def _make(name: str) -> Any:
@@ -91,25 +90,22 @@ def _third(model: nn.Module, example: Any, peak: int) -> tuple[int, str]:
     return (peak // 3, "peak") if 1.2 * fixed <= peak // 3 else (fixed + (peak - fixed) // 3, "activations")
 
 
-def _compare(fitted: Any, model: nn.Module, plain: nn.Module, call: tuple[Any, Any, Any], budget: int | None) -> Row:
+def _compare(fitted: Any, model: nn.Module, twins: tuple[nn.Module, nn.Module], call: tuple[Any, Any, Any], budget: int | None) -> Row:
     """Two steps of each from the same start: the second one runs without the first one's check."""
     example, loss_fn, targets = call
     worst = 0.0
     by = "own trace" if getattr(fitted._memfit, "_latest", None) is getattr(fitted._memfit, "own", 0) else "Dynamo"
     for _ in range(2):
-        again = copy.deepcopy(plain)
-        expected = (_step(again, example, loss_fn, targets), _gradients(again))
-        again = copy.deepcopy(plain)
-        if _differ(expected, (_step(again, example, loss_fn, targets), _gradients(again))):
+        expected, again = ((_step(twin, example, loss_fn, targets), _gradients(twin)) for twin in twins)
+        if _differ(expected, again):
             return {"verdict": "plain", "by": by, "why": "two plain steps differ"}
-        _step(plain, example, loss_fn, targets)
-        plain.zero_grad(set_to_none=True)
         torch.manual_seed(SEED)
         output = fitted(**example) if isinstance(example, dict) else fitted(*example, *targets)
         loss = output.loss if loss_fn is None else output
         loss.backward()
         worst = max(worst, _differ(expected, (loss.detach(), _gradients(model))))
-        model.zero_grad(set_to_none=True)
+        for each in (model, *twins):
+            each.zero_grad(set_to_none=True)
     measured = fitted.report().measured_peak_bytes
     row: Row = {"verdict": "SAME" if worst <= 1e-4 else "WRONG", "gradients": "bits" if worst == 0 else f"{worst:.0e}", "by": by}
     if budget is not None and (measured is None or measured > budget):

@@ -33,6 +33,7 @@ from memfit.runtime.arena.planned import BLOCK_BYTES, StepArena, installed
 from memfit.runtime.autograd_step import Ready
 from memfit.runtime.codegen import generate
 from memfit.runtime.cuda_graphs import Recorder, cuda_graphs_for
+from memfit.runtime.traced_layouts import TracedLayouts
 
 if TYPE_CHECKING:
     from memfit.planning import Planner
@@ -101,11 +102,13 @@ class Preparer:
             chosen = self._choose(task, order, forms, progress)
             captured, plan = chosen.choice.form.captured, chosen.choice.plan
             compile_pieces((captured.call(s.op, s.variant).target for s in plan.schedule.computes), progress.update)
+        layouts = TracedLayouts(captured)
         return Ready(
             captured=captured,
             costs=chosen.choice.form.costs,
             plan=plan,
-            program=generate(captured, plan.schedule),
+            program=generate(captured, plan.schedule, layouts),
+            layouts=layouts,
             keep_all_peak_bytes=chosen.whole.timeline.peak_bytes,
             base_time_ns=chosen.whole.timeline.compute_time_ns,
             elsewhere_bytes=chosen.elsewhere_bytes,

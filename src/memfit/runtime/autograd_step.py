@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -18,10 +18,11 @@ from memfit.core.costs import Costs
 from memfit.core.errors import Unsupported
 from memfit.core.plan import Plan
 from memfit.runtime.arena.planned import Run, StepArena
-from memfit.runtime.codegen import Program
+from memfit.runtime.codegen import Program, generate
 from memfit.runtime.gradients import GradientSink, Tangents, match_layouts
 from memfit.runtime.host_copies import HostCopies
 from memfit.runtime.rng import RandomStates, get_state, set_state
+from memfit.runtime.traced_layouts import TracedLayouts
 from memfit.runtime.versions import Versions
 from memfit.torch_private.autograd import is_checkpointing, versions_of
 from memfit.torch_private.tensors import copy_each, disable_autocast, has_hooks, will_execute
@@ -45,6 +46,13 @@ class Ready:
     margin_bytes: int = 0  # of the budget, left for the allocator's slack
     notes: tuple[str, ...] = ()  # for the report: what is other than asked
     arena: StepArena | None = None  # where the step's allocations lie, after `use_planned_arena`
+    layouts: TracedLayouts | None = None  # looks at every result, in the first step
+
+    def settle_layouts(self) -> Ready:
+        """After a whole step: with copies of what lies otherwise than traced, and no looks."""
+        if self.layouts is None:
+            return self
+        return replace(self, program=generate(self.captured, self.plan.schedule, self.layouts, self.layouts.found), layouts=None)
 
     @property
     def room_bytes(self) -> int:

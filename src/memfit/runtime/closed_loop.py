@@ -88,6 +88,11 @@ class _Shape:
     recording: Recording | None = None
     recordings_left: int = _MOST_RECORDINGS
 
+    def settle_layouts(self, ready: Ready) -> None:
+        """After a whole step of this plan, if it is still the one."""
+        if self.ready is ready:
+            self.ready = ready.settle_layouts()
+
     def note(self, text: str) -> None:
         """For the report, once."""
         if text not in self.notes:
@@ -159,6 +164,8 @@ class Stepper:
             session.watch = Trial(self, shape, plain)
         elif self.check == EVERY_STEP and self._will_check(shape):
             session.compares, session.watch = True, Comparison(self, shape, plain)
+        elif shape.ready.layouts is not None:
+            session.watch = Look(shape)
         return session
 
     def _replayed(self, shape: _Shape, sources: tuple[torch.Tensor, ...]) -> Step | None:
@@ -389,10 +396,10 @@ def _binds(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str
 
 
 class Trial:
-    """Watches the first step of a shape: measures its peak, then has it compared with the plain model."""
+    """Watches the first step of a shape: measures its peak, sees how results lie, then has it compared with the plain model."""
 
     def __init__(self, stepper: Stepper, shape: _Shape, plain: Callable[[], Any]) -> None:
-        self.stepper, self.shape, self.plain = stepper, shape, plain
+        self.stepper, self.shape, self.plain, self.ready = stepper, shape, plain, shape.ready
         self.device = shape.ready.captured.device
         self.left = 0
         self.peak: int | None = None
@@ -424,9 +431,27 @@ class Trial:
         try:
             if self.peak is not None:
                 self.stepper.settle(self.shape, self.held_before + self.peak)
+            self.shape.settle_layouts(self.ready)
             self.stepper.compare(self.shape, session, tangents, sink, self.plain)
         finally:
             session.forget_trial()
+
+
+class Look:
+    """Watches a step that looks at the layout of results because no step before it was run to its end."""
+
+    def __init__(self, shape: _Shape) -> None:
+        self.shape, self.ready = shape, shape.ready
+
+    def forward(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def backward(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def done(self, session: Session, tangents: Tangents, sink: GradientSink) -> None:
+        self.shape.settle_layouts(self.ready)
+        session.forget_trial()
 
 
 class Comparison:

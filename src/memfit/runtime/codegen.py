@@ -14,7 +14,7 @@ a reader of what comes back for that one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,8 @@ from memfit.core.errors import Unsupported
 from memfit.core.schedule import Compute, Free, Offload, Reload, Schedule
 from memfit.torch_private.tensors import direct_call
 from memfit.torch_private.trees import leaves_of
+
+Lay = Callable[[int, Any], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +45,9 @@ class Program:
     reached_from: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
 
-def generate(captured: Captured, schedule: Schedule) -> Program:
-    return _Writer(captured, schedule).program()
+def generate(captured: Captured, schedule: Schedule, lay: Lay | None = None, only: Collection[int] | None = None) -> Program:
+    """`lay(t, made)` gives each tensor that an op has made in the layout that was traced, or those of `only`."""
+    return _Writer(captured, schedule, lay, only).program()
 
 
 def view_in_copy(view: torch.Tensor, base: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
@@ -55,10 +58,11 @@ def view_in_copy(view: torch.Tensor, base: torch.Tensor, copy: torch.Tensor) -> 
 
 
 class _Writer:
-    def __init__(self, captured: Captured, schedule: Schedule) -> None:
+    def __init__(self, captured: Captured, schedule: Schedule, lay: Lay | None, only: Collection[int] | None) -> None:
         self.captured, self.schedule = captured, schedule
         self.graph = captured.graph
-        self.globals: dict[str, Any] = {}
+        self.only = range(len(self.graph.tensors)) if only is None else only
+        self.globals: dict[str, Any] = {} if lay is None else {"lay": lay}
         self.known: dict[int, str] = {}  # id of a constant -> its global name
         self.lines: list[str] = []
         self.names: dict[int, str] = {}  # tensor -> variable that holds it now
@@ -133,6 +137,7 @@ class _Writer:
             if wanted:
                 self.lines.append(f"v{wanted[0][1]} = {text}")
                 self._bind(wanted[0][1], f"v{wanted[0][1]}")
+                self._lay(wanted[0][1], inputs)
             else:
                 self.lines.append(text)
             return
@@ -141,6 +146,13 @@ class _Writer:
             self.lines.append(f"v{tensor} = t[{k}]")
             self._bind(tensor, f"v{tensor}")
         self.lines.append("del t")
+        for _, tensor in wanted:
+            self._lay(tensor, inputs)
+
+    def _lay(self, tensor: int, inputs: set[int]) -> None:
+        """A view lies as what it is a view of."""
+        if "lay" in self.globals and tensor in self.only and self.graph.storage_of(tensor) not in inputs:
+            self.lines.append(f"v{tensor} = lay({tensor}, v{tensor})")
 
     def _accumulate(self, call: OpCall) -> None:
         self.lines.append(f"put({call.index}, {self.names[call.args[0].tensor]}, {call.keeps})")

@@ -10,6 +10,7 @@ from tests.training import Tied, batch, deep
 from torch import nn
 from torch.nn import functional
 
+import memfit
 from memfit.capture.captured import Captured, Role
 from memfit.capture.inputs import Call
 from memfit.capture.lower.optimizer_bytes import SCALARS_BYTES, optimizer_bytes
@@ -172,3 +173,30 @@ def test_optimizer_bytes_are_those_of_a_real_step(make: Any) -> None:
     assert found.state_bytes == state
     assert 0 <= found.temporary_bytes - peak <= SCALARS_BYTES
     assert left == 0
+
+
+class Clamping(nn.Module):
+    """Overwrites a parameter behind autograd's back, then uses it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.first.weight.data.clamp_(-0.1, 0.1)
+        return self.last(self.first(x)).sum()
+
+
+class Renormalizing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Embedding(4, 4, max_norm=0.5), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x)).sum()
+
+
+@pytest.mark.parametrize(("model", "x"), [(Clamping(), torch.randn(3, 4)), (Renormalizing(), torch.tensor([0, 1]))])
+def test_a_parameter_that_forward_overwrites_is_refused_by_name(model: nn.Module, x: torch.Tensor) -> None:
+    with pytest.raises(memfit.Unsupported, match=r"first\.weight is overwritten by forward"):
+        memfit.fit(model, (x,), budget="1MiB")

@@ -347,7 +347,7 @@ class _Lowering:
             else:
                 outputs.append(leaf)
         tensor_ids = [o.tensor for o in outputs if isinstance(o, Ref)]
-        differentiable = tuple(n.meta["desc"].output.idx for n in self.tangent_nodes)
+        differentiable = tuple(self._output_of(n) for n in self.tangent_nodes)
         assert all(0 <= d < len(tensor_ids) for d in differentiable)
         return Convention(
             sources=tuple(self.sources),
@@ -361,6 +361,16 @@ class _Lowering:
             mutations=tuple(mutations),
             constants=tuple(self.constants),
         )
+
+    def _output_of(self, tangent: torch.fx.Node) -> int:
+        """Which output a gradient comes in for."""
+        output = tangent.meta["desc"].output
+        if type(output).__name__ == "InputMutationAOTOutput":
+            name = self.setting.names[self._source_position(output.mutated_input)]
+            raise Unsupported(
+                f"{name} is overwritten by forward, and the step is differentiated with respect to it: change it outside the model, between steps."
+            )
+        return int(output.idx)
 
     def _source_position(self, descriptor: Any) -> int:
         placeholders = [n for n in self.joint.module.graph.nodes if n.op == "placeholder"]
