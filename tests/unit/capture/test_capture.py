@@ -200,3 +200,15 @@ class Renormalizing(nn.Module):
 def test_a_parameter_that_forward_overwrites_is_refused_by_name(model: nn.Module, x: torch.Tensor) -> None:
     with pytest.raises(memfit.Unsupported, match=r"first\.weight is overwritten by forward"):
         memfit.fit(model, (x,), budget="1MiB")
+
+
+class Deciding(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 0:
+            return x * 2
+        return x
+
+
+def test_a_refusal_names_the_line() -> None:
+    with pytest.raises(memfit.Unsupported, match=r"values at test_capture\.py:\d+: `if x\.sum\(\) > 0:`"):
+        captured(Deciding(), torch.ones(3, requires_grad=True))

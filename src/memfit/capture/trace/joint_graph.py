@@ -21,7 +21,7 @@ from memfit.capture.inputs import Call
 from memfit.capture.trace.fixes import decompositions
 from memfit.capture.trace.gpu_attention import GpuAttention
 from memfit.capture.trace.known_constants import KnownConstants
-from memfit.capture.trace.provenance import recording_where
+from memfit.capture.trace.provenance import line_of, recording_where
 from memfit.core.errors import Unsupported
 from memfit.torch_private.fake import Mode, is_fake, is_traced, shared_fake_mode
 from memfit.torch_private.trace import JointTrace, say_compiling, trace_joint
@@ -201,7 +201,8 @@ def _check_mutations(traced: JointTrace, step: _Step) -> None:
 
 def _refusal(error: Exception) -> Unsupported:
     """Name the unsupported thing, and the way round it."""
-    text, kind = str(error), type(error).__name__
+    text, kind, line = str(error), type(error).__name__, line_of(error)
+    at = f" at {line}" if line else ""
     if (
         "DataDependent" in kind
         or "DynamicOutputShape" in kind
@@ -210,7 +211,7 @@ def _refusal(error: Exception) -> Unsupported:
         or "_local_scalar_dense" in text
     ):
         return _DataDependentError(
-            f"the model's control flow or shapes depend on tensor values ({_first_line(text)}), so one plan cannot serve every step: "
+            f"the model's control flow or shapes depend on tensor values{at} ({_first_line(text)}), so one plan cannot serve every step: "
             "use torch.where or fixed shapes, or fit the part of the model without it."
         )
     if (
@@ -220,10 +221,10 @@ def _refusal(error: Exception) -> Unsupported:
         or "fake mode" in text.lower()
     ):
         return Unsupported(
-            f"the model uses a tensor that is neither a parameter, a buffer nor an input ({_first_line(text)}): register it with register_buffer."
+            f"the model uses a tensor that is neither a parameter, a buffer nor an input{at} ({_first_line(text)}): register it with register_buffer."
         )
     return Unsupported(
-        f"the model could not be traced ({kind}: {_first_line(text)}): check that it runs on these inputs; fit a smaller part of it."
+        f"the model could not be traced{at} ({kind}: {_first_line(text)}): check that it runs on these inputs; fit a smaller part of it."
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,6 +51,15 @@ def recording_where(model: nn.Module) -> Iterator[None]:
         for handle in handles:
             handle.remove()
         fx_traceback.current_meta.pop("custom", None)
+
+
+def line_of(error: BaseException) -> str:
+    """The line of the user's code, or of a library that is neither torch nor memfit, in which an error came up: "model.py:42: `if x.sum() > 0:`"."""
+    found = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((_TORCH_FOLDER, _OWN_FOLDER, "<"))]
+    if not found:
+        return ""
+    place = f"{os.path.basename(found[-1].filename)}:{found[-1].lineno}"
+    return f"{place}: `{found[-1].line}`" if found[-1].line else place
 
 
 def where_of(node: torch.fx.Node) -> str:
