@@ -26,6 +26,7 @@ from memfit.passes.slicing.slice_blocks import slicing
 from memfit.passes.step.chunked_loss import CHUNKED_LOSS
 from memfit.passes.step.concat_gradients import CONCAT_GRADIENTS
 from memfit.passes.step.fused_loss import FUSED_LOSS
+from memfit.passes.step.losses_in_rows import LOSSES_IN_ROWS
 from memfit.passes.variants.attention_kernels import ATTENTION_KERNELS
 from memfit.passes.variants.attention_slices import ATTENTION_SLICES
 from memfit.passes.variants.convolution_algorithms import CONVOLUTION_ALGORITHMS
@@ -60,6 +61,7 @@ PIPELINE: dict[str, tuple[Slot, ...]] = {
     "eager": (
         Slot(CUDNN_BATCH_NORM_AS_EAGER, Use.ALWAYS),
         Slot(CHUNKED_LOSS, Use.FORM),
+        Slot(LOSSES_IN_ROWS, Use.FORM),
         Slot(CONCAT_GRADIENTS, Use.FORM),
         Slot(slicing(8), Use.FORM),
         Slot(slicing(8, lean=True), Use.FORM),
@@ -82,6 +84,7 @@ PIPELINE: dict[str, tuple[Slot, ...]] = {
         Slot(SPLIT_PROJECTIONS, Use.ALWAYS),
         Slot(FUSE_COUNTERS, Use.ALWAYS),
         Slot(FUSED_LOSS, Use.FORM),
+        Slot(LOSSES_IN_ROWS, Use.FORM),
         Slot(slicing(4), Use.IF_SLOW),  # fewer images at a time run slower (VGG-16 on an H200: 2 % from four slices to eight)
         Slot(slicing(8), Use.IF_SLOW),
         Slot(slicing(8, lean=True), Use.LAST_RESORT),  # what is not kept inside a block is computed twice (7 % there)

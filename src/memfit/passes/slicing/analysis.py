@@ -18,7 +18,7 @@ import torch
 from memfit.capture.captured import Captured, Role
 from memfit.core.graph import Kind
 from memfit.passes.slicing.rules import ask
-from memfit.passes.slicing.states import UNIFORM, WHOLE, Answer, Asked, Split, State
+from memfit.passes.slicing.states import SUMMED, UNIFORM, WHOLE, Answer, Asked, Split, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,37 @@ def analyse(captured: Captured) -> Batch | None:
             constant = captured.calls[op.id].role is Role.CALL and all(states[t] in (WHOLE, UNIFORM) for t in op.inputs)
             states.update((t, WHOLE if constant else _given(samples[t], size)) for t in op.outputs)
     return Batch(captured=captured, size=size, states=states, answers=answers)
+
+
+def analyse_rows(captured: Captured, size: int) -> Batch:
+    """The same for a number of rows that is somewhere in the step, for who looks at the ops of one place of it. What is not made by an op
+    with an answer is cut where it can be, unless it is made of weights and constants alone. Sums of forward are whole in backward."""
+    graph, samples = captured.graph, captured.samples
+    moving = {t for t in graph.sources if graph.storages[graph.storage_of(t)].kind is Kind.INPUT}
+    states: dict[int, State] = {t: _cut(samples[t], size) if t in moving else WHOLE for t in graph.sources}
+    now = states  # as an op sees them
+    answers: dict[int, Answer] = {}
+    for op in graph.ops:
+        call = captured.calls[op.id]
+        if op.id == captured.boundary:
+            now = {t: WHOLE if state is SUMMED else state for t, state in states.items()}
+        if call.role is not Role.CALL or not moving.isdisjoint(op.inputs):
+            moving.update(op.outputs)
+        answer = _ask(captured, op.id, size, now)
+        made: dict[int, State] = {t: _cut(samples[t], size) if t in moving else WHOLE for t in op.outputs}
+        if answer is not None:
+            answers[op.id] = answer
+            made = {t: state for t, state in zip(call.outputs, answer.makes, strict=True) if t is not None}
+        states.update(made)
+        now.update(made)
+    return Batch(captured=captured, size=size, states=states, answers=answers)
+
+
+def _cut(sample: torch.Tensor | None, size: int) -> State:
+    """Along the first dimension that has more than one place, if those can be so many equal pieces."""
+    shape = () if sample is None else tuple(sample.shape)
+    dim = next((d for d, n in enumerate(shape) if n != 1), None)
+    return WHOLE if dim is None or shape[dim] % size or not shape[dim] else Split(dim, shape[dim] // size)
 
 
 def _ask(captured: Captured, op: int, size: int, states: dict[int, State]) -> Answer | None:

@@ -13,40 +13,21 @@ small values, such as what pools make of it, forward gives away beside its resul
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cached_property
 from itertools import accumulate
 
 from torch.utils.flop_counter import flop_registry
 
 from memfit.capture.captured import Role
-from memfit.core.graph import Op
 from memfit.passes.slicing.analysis import Batch
-from memfit.passes.slicing.states import SUMMED, UNIFORM, Split
+from memfit.passes.slicing.parts import Block, Part, PartFinder
+from memfit.passes.slicing.states import SUMMED, Split
 
 _NARROW = 1 / 2  # of the widest value since the last border: what may cross this one
 _FALLS = 2 / 3  # of the widest value before: what may come after, or nothing is won
 _SMALL = 1 / 4  # of what it is made of: a value that forward may give away for backward
 _WIDE = 1 / 4  # of the widest value: what a piece must have inside to be taken along
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """Half of a block: ops in their order, views included; tensors that are given; values that are wanted outside."""
-
-    ops: tuple[int, ...]
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """`left`: the ops of the step that still run beside it."""
-
-    forward: Part
-    backward: Part | None
-    left: tuple[int, ...]
 
 
 def find_blocks(batch: Batch, *, lean: bool = False) -> Iterator[Block]:
@@ -58,46 +39,13 @@ def find_blocks(batch: Batch, *, lean: bool = False) -> Iterator[Block]:
             yield block
 
 
-class _Finder:
-    """Values are *roots*: tensors that are not views of another."""
-
+class _Finder(PartFinder):
     def __init__(self, batch: Batch) -> None:
-        self.batch, self.captured, self.graph = batch, batch.captured, batch.captured.graph
-        self.boundary = self.captured.boundary
-        self.root = self._roots()
-        self.maker = {t: op.id for op in self.graph.ops if not self._is_view(op) for t in op.outputs}
-        self.kept = {self.root[t] for t in self.graph.results}
-        self.cut_by_input = self._depending(t for t in self.graph.sources if batch.is_cut(t))
-        self.gradients = self._depending(self.captured.convention.tangents)
+        super().__init__(batch)
+        self.cut_by_input = self.depending(t for t in self.graph.sources if batch.is_cut(t))
+        self.gradients = self.depending(self.captured.convention.tangents)
         self.origins = self._origins()
         self.good = self._good()
-
-    # -- what is known about ops ------------------------------------------------------------------------------------
-
-    def _is_view(self, op: Op) -> bool:
-        plain = self.captured.calls[op.id].role is Role.CALL
-        return plain and bool(op.outputs) and all(self.graph.is_view(op, t) for t in op.outputs)
-
-    def _is_remade(self, op: int) -> bool:
-        """Views and constants cost nothing: they are made wherever they are read."""
-        node = self.graph.ops[op]
-        return self._is_view(node) or any(self.batch.states[t] is UNIFORM for t in node.outputs)
-
-    def _roots(self) -> list[int]:
-        root = list(range(len(self.graph.tensors)))
-        for op in self.graph.ops:
-            if self._is_view(op):
-                for t in op.outputs:
-                    root[t] = root[next(x for x in op.inputs if self.graph.storage_of(x) == self.graph.storage_of(t))]
-        return root
-
-    def _depending(self, given: Iterable[int]) -> set[int]:
-        """Tensors that depend on these."""
-        found = set(given)
-        for op in self.graph.ops:
-            if not found.isdisjoint(op.inputs):
-                found.update(op.outputs)
-        return found
 
     def _origins(self) -> dict[int, frozenset[int]]:
         """Of values that depend on no sample: the sources that they are made of."""
@@ -123,9 +71,6 @@ class _Finder:
     def _is_heavy(self, op: int) -> bool:
         return getattr(self.captured.calls[op].target, "overloadpacket", None) in flop_registry
 
-    def size(self, value: int) -> int:
-        return self.graph.size_of(value)
-
     # -- where to cut -----------------------------------------------------------------------------------------------
 
     def cuts(self) -> Iterator[int]:
@@ -139,7 +84,7 @@ class _Finder:
         others = max((made[op] for op in samples), default=0)
         after = [*accumulate(reversed(inside), max)][::-1]
         border, since = self._borders, 0
-        passed_on = {self.root[t] for op in self.graph.ops[: self.boundary + 1] if not self._is_view(op) for t in op.inputs} | self.kept
+        passed_on = {self.root[t] for op in self.graph.ops[: self.boundary + 1] if not self.is_view(op) for t in op.inputs} | self.kept
         live = [op for op in sorted(self.good) if not passed_on.isdisjoint(self.graph.ops[op].outputs)]
         end = 0
         for number, op in enumerate(live):
@@ -168,7 +113,7 @@ class _Finder:
         for op in self.graph.ops[: self.boundary + 1]:
             for t in op.inputs:
                 value = self.root[t]
-                last[value] = max(last.get(value, 0), op.id if op.id in self.good or self._is_view(op) else self.boundary)
+                last[value] = max(last.get(value, 0), op.id if op.id in self.good or self.is_view(op) else self.boundary)
         for value, maker in self.maker.items():
             if maker in self.good:
                 change[maker] += self.size(value)
@@ -181,14 +126,14 @@ class _Finder:
         """The good ops up to this one, with their backward."""
         forward = {op for op in self.good if op <= last}
         backward = self._backward(forward)
-        inside = {op for op in forward | backward if not self._is_remade(op)}
-        left = self._left(inside, set())
+        inside = {op for op in forward | backward if not self.is_remade(op)}
+        left = self.left(inside, set())
         wanted = {self.root[t] for op in left for t in self.graph.ops[op].inputs} | self.kept
         results, gradients = (tuple(v for v, op in self.maker.items() if op in own & inside and v in wanted) for own in (forward, backward))
         again = self._again(gradients, forward, backward, set() if lean else self._small(forward & inside))
         kept = tuple(v for v in again.inputs if self.maker.get(v) in forward)
-        ahead = self._part((*results, *(v for v in kept if v not in results)), forward)
-        left = self._left(inside, {*ahead.inputs, *again.inputs}.difference(kept))
+        ahead = self.part((*results, *(v for v in kept if v not in results)), forward)
+        left = self.left(inside, {*ahead.inputs, *again.inputs}.difference(kept))
         block = Block(forward=ahead, backward=again if gradients else None, left=left)
         return block if self._is_worth(block) else None
 
@@ -200,7 +145,7 @@ class _Finder:
     def _again(self, gradients: tuple[int, ...], forward: set[int], backward: set[int], small: set[int]) -> Part:
         """What makes these from small values, but for those that a light op makes of what is there anyway."""
         while True:
-            part = self._part(gradients, forward | backward, given=small)
+            part = self.part(gradients, forward | backward, given=small)
             there = {self.root[t] for t in (*part.inputs, *self.graph.sources, *(t for op in part.ops for t in self.graph.ops[op].outputs))}
             makers = {v: self.graph.ops[self.maker[v]] for v in part.inputs if v in small}
             cheap = {v for v, op in makers.items() if not self._is_heavy(op.id) and there.issuperset(self.root[t] for t in op.inputs)}
@@ -267,32 +212,6 @@ class _Finder:
                 continue
             yield maker
             pending.extend(t for t in self.graph.ops[maker].inputs if self.batch.states[self.root[t]] is SUMMED)
-
-    def _left(self, inside: set[int], read: set[int]) -> tuple[int, ...]:
-        """What still runs in the step: all but the block, which reads these, and but views and constants that nobody reads any more."""
-        wanted, left = {*self.graph.results, *read}, []
-        for op in reversed(self.graph.ops):
-            if op.id in inside or (self._is_remade(op.id) and wanted.isdisjoint(op.outputs)):
-                continue
-            wanted.update(op.inputs)
-            left.append(op.id)
-        return tuple(reversed(left))
-
-    def _part(self, outputs: tuple[int, ...], own: set[int], *, given: Collection[int] = ()) -> Part:
-        """What makes these, back to tensors that ops outside `own` make, or that are given."""
-        ops: set[int] = set()
-        inputs: set[int] = set()
-        pending = list(outputs)
-        while pending:
-            t = pending.pop()
-            maker = next(iter(self.graph.producers[t]), -1)
-            if t not in given and (maker in own or self.batch.states[t] is UNIFORM):
-                if maker not in ops:
-                    ops.add(maker)
-                    pending.extend(self.graph.ops[maker].inputs)
-            else:
-                inputs.add(t)
-        return Part(ops=tuple(sorted(ops)), inputs=tuple(sorted(inputs)), outputs=outputs)
 
     def _is_worth(self, block: Block) -> bool:
         """Whether what crosses the border, both ways, is no more than the widest value inside."""

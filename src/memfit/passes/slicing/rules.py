@@ -12,6 +12,14 @@ from typing import Any
 
 import torch
 
+from memfit.passes.slicing.loss_rules import (
+    find_constant,
+    nll_loss,
+    nll_loss_backward,
+    norm_of_vectors,
+    select_backward,
+    slice_backward,
+)
 from memfit.passes.slicing.states import SUMMED, UNIFORM, WHOLE, Answer, Asked, Rows, Split, State
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -21,7 +29,7 @@ Rule = Callable[[Asked], Answer | None]
 def ask(asked: Asked) -> Answer | None:
     """What the op does to slices, or None."""
     target, given = asked.call.target, [state for _, state in asked.given()]
-    if target is aten.full.default:
+    if find_constant(asked.call) is not None:
         return Answer(makes=(UNIFORM,), args=asked.args, takes={})
     if SUMMED in given or not any(isinstance(state, Split) for state in given):
         return None
@@ -338,6 +346,19 @@ _PLANES = (  # by name: Inductor's own are there only once it is imported
     "aten._adaptive_avg_pool2d",
     "aten._adaptive_avg_pool2d_backward",
 )
+_WITHIN = (  # (x, dimensions, keepdim)
+    aten.mean.dim,
+    aten.amax.default,
+    aten.amin.default,
+    aten.var_mean.correction,
+    aten.logsumexp.default,
+    aten.argmax.default,
+    aten.argmin.default,
+    aten.max.dim,
+    aten.min.dim,
+    aten.any.dim,
+    aten.all.dim,
+)
 
 
 _RULES: dict[Any, Rule] = {
@@ -354,9 +375,15 @@ _RULES: dict[Any, Rule] = {
     **dict.fromkeys((aten._softmax.default, aten._log_softmax.default), _along(1)),
     **dict.fromkeys((aten._softmax_backward_data.default, aten._log_softmax_backward_data.default), _along(2)),
     aten.cat.default: _cat,
-    aten.scatter_add.default: _scatter,
+    aten.topk.default: _along(2, -1),
+    **dict.fromkeys((aten.scatter_add.default, aten.scatter.src, aten.scatter.value), _scatter),
+    aten.slice_backward.default: slice_backward,
+    aten.select_backward.default: select_backward,
     **dict.fromkeys((aten.sum.dim_IntList, aten.sum.default), _sum),
-    **dict.fromkeys((aten.mean.dim, aten.amax.default, aten.amin.default, aten.var_mean.correction), _within_samples),
+    **dict.fromkeys(_WITHIN, _within_samples),
+    aten.linalg_vector_norm.default: norm_of_vectors,
+    **dict.fromkeys((aten.nll_loss_forward.default, aten.nll_loss2d_forward.default), nll_loss),
+    **dict.fromkeys((aten.nll_loss_backward.default, aten.nll_loss2d_backward.default), nll_loss_backward),
     aten.mm.default: _mm,
     aten.addmm.default: _addmm,
     aten.bmm.default: _bmm,

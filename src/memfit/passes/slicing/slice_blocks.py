@@ -19,9 +19,11 @@ from memfit.passes.assemble import CycleError, Item, assemble, item_of
 from memfit.passes.interface import Context, Level, Numbers, Pass
 from memfit.passes.regions.compiler import Compiler
 from memfit.passes.slicing.analysis import Batch, analyse
-from memfit.passes.slicing.find_blocks import Block, Part, find_blocks
+from memfit.passes.slicing.find_blocks import find_blocks
+from memfit.passes.slicing.parts import Block, Part
 from memfit.passes.slicing.sliced_call import Sliced
 
+_NAMES = ("memfit.sliced_forward", "memfit.sliced_backward")
 _NUM_SLICES = 8
 _LEAST_SAMPLES = 8  # on a GPU: smaller slices do not fill it
 _MOST_BLOCKS = 3
@@ -37,7 +39,7 @@ def slice_blocks(captured: Captured, compiler: Compiler | None, *, lean: bool = 
     if size < batch.size:
         for block in islice(find_blocks(batch, lean=lean), _MOST_BLOCKS):
             try:
-                yield _replace(batch, block, size, compiler)
+                yield replace_block(batch, block, size, compiler, _NAMES)
             except (
                 CycleError,
                 RuntimeError,
@@ -52,12 +54,13 @@ def slice_size(batch: int, *, num_slices: int, least: int) -> int:
     return next(dividing, wanted)
 
 
-def _replace(batch: Batch, block: Block, size: int, compiler: Compiler | None) -> Captured:
+def replace_block(batch: Batch, block: Block, size: int, compiler: Compiler | None, names: tuple[str, str]) -> Captured:
+    """The step with two ops of these names in place of a block, which run it in slices of `size`."""
     captured = batch.captured
     items = [item_of(captured, op) for op in block.left]
-    items.append(_item(batch, block.forward, "memfit.sliced_forward", size, compiler))
+    items.append(_item(batch, block.forward, names[0], size, compiler))
     if block.backward is not None:
-        items.append(_item(batch, block.backward, "memfit.sliced_backward", size, compiler))
+        items.append(_item(batch, block.backward, names[1], size, compiler))
     return assemble(captured, items)
 
 

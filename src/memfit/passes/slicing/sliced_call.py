@@ -25,7 +25,8 @@ from memfit.kernels.implementation import HALF, Implementation, Work
 from memfit.passes.regions.compiler import Compiler
 from memfit.passes.regions.piece import Piece
 from memfit.passes.slicing.analysis import Batch
-from memfit.passes.slicing.find_blocks import Part
+from memfit.passes.slicing.loss_rules import find_constant
+from memfit.passes.slicing.parts import Part
 from memfit.passes.slicing.states import SUMMED, UNIFORM, Rows, Split, State
 from memfit.torch_private.fake import fake_mode
 from memfit.torch_private.trees import map_leaves
@@ -102,7 +103,7 @@ def _new(layout: Layout, cut: Split | None, device: torch.device) -> torch.Tenso
 
 
 def _piece(batch: Batch, part: Part, count: int, compiler: Compiler | None) -> Piece:
-    module, layouts = _Writer(batch, part, count).module()
+    module, layouts = _Writer(batch, part, count, adds=compiler is None).module()
     with torch.no_grad(), fake_mode():
         _Shapes(module).run(*_empty(layouts))
     nodes = [(n.op, str(n.target), str(n.args), str(n.kwargs)) for n in module.graph.nodes]
@@ -136,10 +137,13 @@ def _fake(layouts: Sequence[Layout]) -> list[torch.Tensor]:
 
 
 class _Writer:
-    """The ops of a part on a slice of so many samples, as an fx graph: inputs, then places for outputs, all written in place."""
+    """The ops of a part on a slice of so many samples, as an fx graph: inputs, then places for outputs, all written in place.
 
-    def __init__(self, batch: Batch, part: Part, count: int) -> None:
-        self.batch, self.part, self.count = batch, part, count
+    `adds`: sums are added to where they belong by ops that write there; a compiler takes only copies.
+    """
+
+    def __init__(self, batch: Batch, part: Part, count: int, *, adds: bool) -> None:
+        self.batch, self.part, self.count, self.adds = batch, part, count, adds
         self.calls, self.states = batch.captured.calls, batch.states
         self.graph = torch.fx.Graph()
         self.node_of: dict[Any, torch.fx.Node] = {}
@@ -149,7 +153,7 @@ class _Writer:
             self.node_of[t] = self.graph.placeholder(f"x{position}")
         places = [self.graph.placeholder(f"y{position}") for position in range(len(self.part.outputs))]
         for op in self.part.ops:
-            if self.calls[op].target is not aten.full.default:
+            if UNIFORM not in self.batch.answers[op].makes:
                 self._call(op, self.calls[op])
         for t, place in zip(self.part.outputs, places, strict=True):
             self._write(t, place)
@@ -186,20 +190,41 @@ class _Writer:
 
     def _constant(self, tensor: int, state: State) -> torch.fx.Node:
         if (tensor, state) not in self.node_of:
-            call = self.calls[self.batch.captured.graph.producers[tensor][0]]
-            sizes = list(call.args[0])
+            maker = self.batch.captured.graph.producers[tensor][0]
+            number = find_constant(self.calls[maker])
+            shape, _, dtype, device = _layout(self.batch, tensor)
+            sizes = list(shape)
             if isinstance(state, Split):
                 sizes[state.dim] = self.count * state.rows
-            self.node_of[tensor, state] = self.graph.call_function(aten.full.default, (sizes, *call.args[1:]), dict(call.kwargs))
+            kind: dict[str, Any] = {"dtype": dtype, "device": device}
+            self.node_of[tensor, state] = self.graph.call_function(aten.full.default, (sizes, number), kind)
         return self.node_of[tensor, state]
 
     def _write(self, tensor: int, place: torch.fx.Node) -> None:
         value, (_, _, dtype, _) = self.node_of[tensor], _layout(self.batch, tensor)
-        if self.states[tensor] is SUMMED:
+        if self.states[tensor] is not SUMMED:
+            self.graph.call_function(aten.copy_.default, (place, value))
+        elif self.adds:
+            self._add(tensor, place, value)
+        else:
             if _adding_in(dtype) is not dtype:
                 value = self.graph.call_function(prims.convert_element_type.default, (value, _adding_in(dtype)))
             value = self.graph.call_function(aten.add.Tensor, (place, value))
-        self.graph.call_function(aten.copy_.default, (place, value))
+            self.graph.call_function(aten.copy_.default, (place, value))
+
+    def _add(self, tensor: int, place: torch.fx.Node, value: torch.fx.Node) -> None:
+        if _multiplies_in_place(self.batch, self.part, tensor) and not value.users:
+            self.graph.call_function(aten.addmm_.default, (place, *value.args))
+        else:
+            self.graph.call_function(aten.add_.Tensor, (place, value))
+
+
+def _multiplies_in_place(batch: Batch, part: Part, tensor: int) -> bool:
+    """Whether a sum over slices is one of products in its own type, which a library adds up where they lie."""
+    graph, dtype = batch.captured.graph, _layout(batch, tensor)[2]
+    own = set(part.ops)
+    alone = not any(r in own for r in graph.readers[tensor])
+    return alone and batch.captured.calls[graph.producers[tensor][0]].target is aten.mm.default and _adding_in(dtype) is dtype
 
 
 # -- for estimates -----------------------------------------------------------------------------------------------------
@@ -226,5 +251,20 @@ def _count_work(batch: Batch, part: Part, slice_size: int, num_slices: int, comp
         peak_bytes = max(peak_bytes, sum(graph.storages[s].size_bytes for s in held))
         held -= {s for s in held if ends.get(s, op) == op}
     slice_bytes = -(-peak_bytes * slice_size // batch.size)
+    summed_bytes = _count_summed(batch, part, compiler)
     every = (batch.captured.work(batch.captured.calls[op]) for op in written)
-    return Work(launches=0, workspace_bytes=slice_bytes, then=tuple(replace(w, launches=w.launches * num_slices) for w in every))
+    return Work(
+        launches=0, workspace_bytes=slice_bytes + summed_bytes, then=tuple(replace(w, launches=w.launches * num_slices) for w in every)
+    )
+
+
+def _count_summed(batch: Batch, part: Part, compiler: Compiler | None) -> int:
+    """Beside results that are sums over slices: what one slice adds, unless it is added in place, and wider numbers to add up in."""
+    wide_bytes, added_bytes = 0, 0
+    for t in (t for t in part.outputs if batch.states[t] is SUMMED):
+        size, (_, _, dtype, _) = batch.captured.graph.size_of(t), _layout(batch, t)
+        if _adding_in(dtype) is not dtype:
+            wide_bytes += size * _adding_in(dtype).itemsize // dtype.itemsize
+        if compiler is not None or not _multiplies_in_place(batch, part, t):
+            added_bytes = max(added_bytes, size)
+    return wide_bytes + added_bytes

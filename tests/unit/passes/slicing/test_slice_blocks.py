@@ -15,7 +15,8 @@ from memfit.compilers.inductor.compiler import Inductor
 from memfit.core.costs import uniform_costs
 from memfit.core.graph import Graph
 from memfit.passes.slicing.analysis import analyse
-from memfit.passes.slicing.find_blocks import Block, find_blocks
+from memfit.passes.slicing.find_blocks import find_blocks
+from memfit.passes.slicing.parts import Block
 from memfit.passes.slicing.slice_blocks import slice_blocks, slice_size
 from memfit.passes.slicing.sliced_call import Sliced
 from memfit.passes.slicing.states import SUMMED, WHOLE, Split
