@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import torch
 
-from memfit.capture.captured import Captured, OpCall, Ref, Role
+from memfit.capture.captured import Captured, OpCall, Ref
 from memfit.core.graph import Op
 from memfit.passes.assemble import CycleError
 from memfit.passes.interface import Context, Level, Numbers, Pass
@@ -27,12 +27,12 @@ from memfit.passes.slicing.loss_rules import MEAN, SUM
 from memfit.passes.slicing.slice_blocks import replace_block, slice_size
 from memfit.passes.step.chunked_loss import chunk_loss
 from memfit.passes.step.fused_loss import fuse_loss
+from memfit.passes.step.slice_before_product import VIEWS, rows_of, slice_before_products
 
 aten = torch.ops.aten
 _NUM_SLICES = (8, 32)  # more hold less, and take longer: each adds to the gradient of all weights
 _NAMES = ("memfit.scores_forward", "memfit.scores_backward")
 _MOST_PRODUCTS = 8  # that are tried, the widest first
-_VIEWS = (aten.view.default, aten._unsafe_view.default)
 _LOSSES = (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 
 
@@ -42,6 +42,7 @@ def slice_losses(
     """The same step with the scores of its losses in slices of their rows, or None where there are none that can be."""
     found: Captured | None = None
     step = _shorten_views(_split_means(captured, least_fraction))
+    step = _shorten_views(slice_before_products(step, lambda c: [op for op, _ in _products(c, least_fraction)]))
     while (sliced := next(_slice_one(step, compiler, num_slices, least_fraction), None)) is not None:
         found = step = sliced
     return found
@@ -68,7 +69,7 @@ def _products(captured: Captured, least_fraction: float) -> list[tuple[int, int]
     least = max(1, int(sum(s.size_bytes for s in captured.graph.storages) * least_fraction))
     found: list[tuple[int, int, int]] = []
     for op in captured.graph.ops[: captured.boundary]:
-        rows = _rows_of(captured.calls[op.id])
+        rows = rows_of(captured.calls[op.id])
         if rows is None:
             continue
         given, made = captured.samples[rows], captured.samples[op.outputs[0]]
@@ -76,12 +77,6 @@ def _products(captured: Captured, least_fraction: float) -> list[tuple[int, int]
         if given is not None and made is not None and size >= least and made.numel() >= WIDER * given.numel():
             found.append((size, op.id, rows))
     return [(op, rows) for _, op, rows in sorted(found, reverse=True)[:_MOST_PRODUCTS]]
-
-
-def _rows_of(call: OpCall) -> int | None:
-    position = {aten.mm.default: 0, aten.addmm.default: 1}.get(call.target) if call.role is Role.CALL else None  # type: ignore[call-overload]
-    value = None if position is None else call.args[position]
-    return value.tensor if isinstance(value, Ref) else None
 
 
 def _sizes(captured: Captured, product: int) -> list[int]:
@@ -97,7 +92,7 @@ def _shorten_views(captured: Captured) -> Captured:
     graph, calls, ops = captured.graph, list(captured.calls), list(captured.graph.ops)
     source: dict[int, int] = {}
     for op, call in zip(graph.ops, captured.calls, strict=True):
-        if call.target not in _VIEWS or graph.storage_of(op.inputs[0]) != graph.storage_of(op.outputs[0]):
+        if call.target not in VIEWS or graph.storage_of(op.inputs[0]) != graph.storage_of(op.outputs[0]):
             continue
         below = source.get(op.inputs[0], op.inputs[0])
         sample = captured.samples[below]
