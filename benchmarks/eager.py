@@ -1,4 +1,4 @@
-"""The eager engine: on a GPU against eager PyTorch and checkpointing, reserved memory, every model of the zoo and losses inside models on a CPU."""
+"""The eager engine: on a GPU against eager PyTorch and checkpointing, reserved memory, every model of the zoo and losses on a CPU."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ MEASUREMENTS = {
     "reserved": "eager.reserved",
     "zoo": "eager.zoo",
     "losses-inside": "eager.losses_inside",
+    "loss-forms": "eager.loss_forms",
 }
 
 if __name__ == "__main__":

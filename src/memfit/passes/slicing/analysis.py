@@ -11,28 +11,46 @@ where to cut what is given and needs no proof; what is proven is each op that ha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from memfit.capture.captured import Captured, Role
 from memfit.core.graph import Kind
 from memfit.passes.slicing.rules import ask
-from memfit.passes.slicing.states import SUMMED, UNIFORM, WHOLE, Answer, Asked, Split, State
+from memfit.passes.slicing.states import SUMMED, UNIFORM, WHOLE, Answer, Asked, Rows, Split, State
+from memfit.torch_private.trees import map_leaves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """`states` of all tensors that have one, `answers` of the ops that can run on slices."""
+    """`states` of all tensors that have one, `answers` of the ops that can run on slices.
+
+    With `outer` it is that of one sample of another batch: a slice is one of its samples, and of that so many rows.
+    """
 
     captured: Captured
     size: int
     states: dict[int, State]
     answers: dict[int, Answer]
+    outer: Batch | None = None
 
     def is_cut(self, tensor: int) -> bool:
         """Whether a slice has its own part of it."""
-        return isinstance(self.states.get(tensor), Split)
+        return any(cut is not None for cut in self.cuts(tensor))
+
+    def is_summed(self, tensor: int) -> bool:
+        """Whether what slices make of it is added up."""
+        return self.states.get(tensor) is SUMMED or (self.outer is not None and self.outer.is_summed(tensor))
+
+    def cuts(self, tensor: int) -> tuple[Split | None, Split | None]:
+        """How a slice's part of it is cut out: first a sample, then rows of that."""
+        state, around = self.states.get(tensor), None if self.outer is None else self.outer.states.get(tensor)
+        return (around if isinstance(around, Split) else None), (state if isinstance(state, Split) else None)
+
+    @property
+    def num_samples(self) -> int:
+        return 1 if self.outer is None else self.outer.size
 
 
 def analyse(captured: Captured) -> Batch | None:
@@ -57,12 +75,18 @@ def analyse(captured: Captured) -> Batch | None:
     return Batch(captured=captured, size=size, states=states, answers=answers)
 
 
-def analyse_rows(captured: Captured, size: int) -> Batch:
-    """The same for a number of rows that is somewhere in the step, for who looks at the ops of one place of it. What is not made by an op
-    with an answer is cut where it can be, unless it is made of weights and constants alone. Sums of forward are whole in backward."""
-    graph, samples = captured.graph, captured.samples
+def analyse_rows(captured: Captured, size: int, outer: Batch | None = None) -> Batch:
+    """The same for a number of rows that is somewhere in the step, or in one sample of an outer batch, for who looks at the ops of one place
+    of it. What is not made by an op with an answer is cut where it can be, unless it is made of weights and constants alone. Sums of forward
+    are whole in backward."""
+    graph = captured.graph
     moving = {t for t in graph.sources if graph.storages[graph.storage_of(t)].kind is Kind.INPUT}
-    states: dict[int, State] = {t: _cut(samples[t], size) if t in moving else WHOLE for t in graph.sources}
+
+    def cut(tensor: int) -> State:
+        state = WHOLE if outer is None else outer.states[tensor]
+        return _cut(_part_of(captured.samples[tensor], state), size) if tensor in moving else WHOLE
+
+    states: dict[int, State] = {t: cut(t) for t in graph.sources}
     now = states  # as an op sees them
     answers: dict[int, Answer] = {}
     for op in graph.ops:
@@ -71,14 +95,31 @@ def analyse_rows(captured: Captured, size: int) -> Batch:
             now = {t: WHOLE if state is SUMMED else state for t, state in states.items()}
         if call.role is not Role.CALL or not moving.isdisjoint(op.inputs):
             moving.update(op.outputs)
-        answer = _ask(captured, op.id, size, now)
-        made: dict[int, State] = {t: _cut(samples[t], size) if t in moving else WHOLE for t in op.outputs}
+        answer = _ask(captured, op.id, size, now) if outer is None else _ask_within(outer, op.id, size, now)
+        made: dict[int, State] = {t: cut(t) for t in op.outputs}
         if answer is not None:
             answers[op.id] = answer
             made = {t: state for t, state in zip(call.outputs, answer.makes, strict=True) if t is not None}
         states.update(made)
         now.update(made)
-    return Batch(captured=captured, size=size, states=states, answers=answers)
+    return Batch(captured=captured, size=size, states=states, answers=answers, outer=outer)
+
+
+def _ask_within(outer: Batch, op: int, size: int, states: dict[int, State]) -> Answer | None:
+    """About the rows of one sample: what the op is once it runs on one."""
+    answer, call = outer.answers.get(op), outer.captured.calls[op]
+    if answer is None:
+        return None
+    node, made = outer.captured.graph.ops[op], dict(zip(call.outputs, answer.makes, strict=True))
+    whole = {t: made.get(t, answer.takes.get(t, outer.states[t])) for t in (*node.inputs, *node.outputs)}
+    samples = {t: part for t, state in whole.items() if (part := _part_of(outer.captured.samples[t], state)) is not None}
+    args = map_leaves(lambda v: v.each if isinstance(v, Rows) else v, answer.args)
+    return ask(Asked(call=replace(call, args=args), batch=size, samples=samples, states=states))
+
+
+def _part_of(sample: torch.Tensor | None, state: State) -> torch.Tensor | None:
+    """Of one sample of the batch."""
+    return sample.narrow(state.dim, 0, state.rows) if sample is not None and isinstance(state, Split) else sample
 
 
 def _cut(sample: torch.Tensor | None, size: int) -> State:

@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from memfit.core.graph import Op
 from memfit.passes.slicing.analysis import Batch
 from memfit.passes.slicing.parts import Block, PartFinder
-from memfit.passes.slicing.states import Split
 
 NARROW = 1 / 16  # of the scores: what forward may give away
 WIDER = 4  # times the hidden state's width: what scores have at least
@@ -51,7 +50,7 @@ class ScoresFinder(PartFinder):
 
     def is_wide(self, tensor: int) -> bool:
         """Whether it has a place for each score, or for many of them."""
-        return isinstance(self.batch.states[tensor], Split) and self._count(tensor) >= self._least
+        return self.batch.is_cut(tensor) and self._count(tensor) >= self._least
 
     # -- which ops --------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from memfit.passes.regions.piece import Piece
 from memfit.passes.slicing.analysis import Batch
 from memfit.passes.slicing.loss_rules import find_constant
 from memfit.passes.slicing.parts import Part
-from memfit.passes.slicing.states import SUMMED, UNIFORM, Rows, Split, State
+from memfit.passes.slicing.states import UNIFORM, Rows, Split, State
 from memfit.torch_private.fake import fake_mode
 from memfit.torch_private.trees import map_leaves
 
@@ -39,20 +39,27 @@ class Sliced(Implementation):
     """Called with whole tensors, gives whole tensors."""
 
     def __init__(self, batch: Batch, part: Part, slice_size: int, compiler: Compiler | None) -> None:
-        states = batch.states
-        self._cuts = tuple(_split(states[t]) for t in part.inputs)
-        self._outputs = tuple((_layout(batch, t), _split(states[t])) for t in part.outputs)
+        self._cuts = tuple(batch.cuts(t) for t in (*part.inputs, *part.outputs))
+        self._outputs = tuple((_layout(batch, t), batch.is_summed(t)) for t in part.outputs)
+        self._num_samples = batch.num_samples
         whole, rest = divmod(batch.size, slice_size)
         counts = (*[slice_size] * whole, *[rest] * (rest > 0))
         known = {count: _piece(batch, part, count, compiler) for count in dict.fromkeys(counts)}
         self._parts = tuple((count, known[count]) for count in counts)
         self.pieces = tuple(known.values())
-        self.digest = hashlib.sha256(repr([(n, p.digest) for n, p in self._parts]).encode()).hexdigest()[:16]
-        self._work = _count_work(batch, part, slice_size, len(counts), compiler)
+        text = repr(
+            (self._num_samples, [(n, p.digest) for n, p in self._parts]) if batch.outer else [(n, p.digest) for n, p in self._parts]
+        )
+        self.digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self._work = _count_work(batch, part, slice_size, self.num_slices, compiler)
 
     @property
     def name(self) -> str:
         return f"sliced_{self.digest}"
+
+    @property
+    def num_slices(self) -> int:
+        return self._num_samples * len(self._parts)
 
     def work(self, made: Any, *inputs: torch.Tensor) -> Work:
         return self._work
@@ -63,18 +70,14 @@ class Sliced(Implementation):
 
     def __call__(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
         device = inputs[0].device
-        outputs = [_new(layout, cut, device) for layout, cut in self._outputs]
-        cuts = (*self._cuts, *(cut for _, cut in self._outputs))
-        start = 0
-        for count, piece in self._parts:
-            given = [_slice(x, cut, start, count) for x, cut in zip((*inputs, *outputs), cuts, strict=True)]
-            piece.compile()(given)
-            start += count
+        outputs = [_new(layout, summed, device) for layout, summed in self._outputs]
+        for sample in range(self._num_samples):
+            whole = [_slice(x, cut, sample, 1) for x, (cut, _) in zip((*inputs, *outputs), self._cuts, strict=True)]
+            start = 0
+            for count, piece in self._parts:
+                piece.compile()([_slice(x, cut, start, count) for x, (_, cut) in zip(whole, self._cuts, strict=True)])
+                start += count
         return [made.to(layout[2]) for made, (layout, _) in zip(outputs, self._outputs, strict=True)]
-
-
-def _split(state: State) -> Split | None:
-    return state if isinstance(state, Split) else None
 
 
 def _slice(x: torch.Tensor, cut: Split | None, start: int, count: int) -> torch.Tensor:
@@ -91,10 +94,10 @@ def _adding_in(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in HALF else dtype
 
 
-def _new(layout: Layout, cut: Split | None, device: torch.device) -> torch.Tensor:
+def _new(layout: Layout, summed: bool, device: torch.device) -> torch.Tensor:
     """Where slices are written, or added to."""
     shape, strides, dtype, _ = layout
-    if cut is not None:
+    if not summed:
         return torch.empty_strided(shape, strides, dtype=dtype, device=device)
     return torch.empty_strided(shape, strides, dtype=_adding_in(dtype), device=device).zero_()
 
@@ -164,10 +167,17 @@ class _Writer:
 
     def _layout(self, tensor: int, *, place: bool = False) -> Layout:
         shape, strides, dtype, device = _layout(self.batch, tensor)
-        state = self.states[tensor]
-        if isinstance(state, Split):
-            shape = tuple(self.count * state.rows if d == state.dim else n for d, n in enumerate(shape))
-        return shape, strides, _adding_in(dtype) if place and state is SUMMED else dtype, device
+        shape = tuple(self._sizes(shape, *self.batch.cuts(tensor)))
+        return shape, strides, _adding_in(dtype) if place and self.batch.is_summed(tensor) else dtype, device
+
+    def _sizes(self, shape: Sequence[int], outer: State | None, inner: State | None) -> list[int]:
+        """Of a slice's part."""
+        sizes = list(shape)
+        if isinstance(outer, Split):
+            sizes[outer.dim] = outer.rows
+        if isinstance(inner, Split):
+            sizes[inner.dim] = self.count * inner.rows
+        return sizes
 
     def _call(self, op: int, call: OpCall) -> None:
         answer = self.batch.answers[op]
@@ -178,7 +188,7 @@ class _Writer:
             if not isinstance(value, Ref):
                 return value
             if self.states[value.tensor] is UNIFORM:
-                return self._constant(value.tensor, answer.takes[value.tensor])
+                return self._constant(value.tensor, op, answer.takes[value.tensor])
             return self.node_of[value.tensor]
 
         args, kwargs = map_leaves(given, (answer.args, dict(call.kwargs)))
@@ -188,21 +198,21 @@ class _Writer:
             if made is not None:
                 self.node_of[made] = self.graph.call_function(operator.getitem, (node, position)) if call.unpack else node
 
-    def _constant(self, tensor: int, state: State) -> torch.fx.Node:
-        if (tensor, state) not in self.node_of:
-            maker = self.batch.captured.graph.producers[tensor][0]
-            number = find_constant(self.calls[maker])
-            shape, _, dtype, device = _layout(self.batch, tensor)
-            sizes = list(shape)
-            if isinstance(state, Split):
-                sizes[state.dim] = self.count * state.rows
+    def _constant(self, tensor: int, op: int, state: State) -> torch.fx.Node:
+        """As an op takes it."""
+        outer = self.batch.outer
+        shape, _, dtype, device = _layout(self.batch, tensor)
+        sizes = self._sizes(shape, None if outer is None else outer.answers[op].takes.get(tensor), state)
+        key = (tensor, *sizes)
+        if key not in self.node_of:
+            number = find_constant(self.calls[self.batch.captured.graph.producers[tensor][0]])
             kind: dict[str, Any] = {"dtype": dtype, "device": device}
-            self.node_of[tensor, state] = self.graph.call_function(aten.full.default, (sizes, number), kind)
-        return self.node_of[tensor, state]
+            self.node_of[key] = self.graph.call_function(aten.full.default, (sizes, number), kind)
+        return self.node_of[key]
 
     def _write(self, tensor: int, place: torch.fx.Node) -> None:
         value, (_, _, dtype, _) = self.node_of[tensor], _layout(self.batch, tensor)
-        if self.states[tensor] is not SUMMED:
+        if not self.batch.is_summed(tensor):
             self.graph.call_function(aten.copy_.default, (place, value))
         elif self.adds:
             self._add(tensor, place, value)
@@ -250,7 +260,7 @@ def _count_work(batch: Batch, part: Part, slice_size: int, num_slices: int, comp
         held |= made.get(op, set())
         peak_bytes = max(peak_bytes, sum(graph.storages[s].size_bytes for s in held))
         held -= {s for s in held if ends.get(s, op) == op}
-    slice_bytes = -(-peak_bytes * slice_size // batch.size)
+    slice_bytes = -(-peak_bytes * slice_size // (batch.size * batch.num_samples))
     summed_bytes = _count_summed(batch, part, compiler)
     every = (batch.captured.work(batch.captured.calls[op]) for op in written)
     return Work(
@@ -261,7 +271,7 @@ def _count_work(batch: Batch, part: Part, slice_size: int, num_slices: int, comp
 def _count_summed(batch: Batch, part: Part, compiler: Compiler | None) -> int:
     """Beside results that are sums over slices: what one slice adds, unless it is added in place, and wider numbers to add up in."""
     wide_bytes, added_bytes = 0, 0
-    for t in (t for t in part.outputs if batch.states[t] is SUMMED):
+    for t in (t for t in part.outputs if batch.is_summed(t)):
         size, (_, _, dtype, _) = batch.captured.graph.size_of(t), _layout(batch, t)
         if _adding_in(dtype) is not dtype:
             wide_bytes += size * _adding_in(dtype).itemsize // dtype.itemsize

@@ -30,14 +30,14 @@ from memfit.passes.step.fused_loss import fuse_loss
 from memfit.passes.step.slice_before_product import VIEWS, rows_of, slice_before_products
 
 aten = torch.ops.aten
-_NUM_SLICES = (8, 32)  # more hold less, and take longer: each adds to the gradient of all weights
+_FEW, _MANY = 8, 32  # slices: more hold less, and take longer: each adds to the gradient of all weights
 _NAMES = ("memfit.scores_forward", "memfit.scores_backward")
 _MOST_PRODUCTS = 8  # that are tried, the widest first
 _LOSSES = (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 
 
 def slice_losses(
-    captured: Captured, compiler: Compiler | None = None, *, num_slices: int = _NUM_SLICES[0], least_fraction: float = 1 / 100
+    captured: Captured, compiler: Compiler | None = None, *, num_slices: int = _FEW, least_fraction: float = 1 / 100
 ) -> Captured | None:
     """The same step with the scores of its losses in slices of their rows, or None where there are none that can be."""
     found: Captured | None = None
@@ -49,17 +49,23 @@ def slice_losses(
 
 
 def _slice_one(captured: Captured, compiler: Compiler | None, num_slices: int, least_fraction: float) -> Iterator[Captured]:
-    """The widest product whose scores can be cut, of all rows if they can be."""
-    known: dict[int, Batch] = {}
+    """The widest product whose scores can be cut: by all rows if they can be, else by samples, or by rows of each sample."""
+    known: dict[tuple[int, int], Batch] = {}
+
+    def analysis(samples: int, rows: int) -> Batch:
+        """Of so many samples, each cut in so many."""
+        if (samples, rows) not in known:
+            known[samples, rows] = analyse_rows(captured, rows, analysis(1, samples) if samples > 1 else None)
+        return known[samples, rows]
+
     for product, rows in _products(captured, least_fraction):
-        for size in _sizes(captured, product):
-            if size not in known:
-                known[size] = analyse_rows(captured, size)
-            block = ScoresFinder(known[size], product, rows).block()
+        for samples, size in _sizes(captured, product, num_slices):
+            block = ScoresFinder(analysis(samples, size), product, rows).block()
             if block is None:
                 continue
+            length = slice_size(size, num_slices=-(-num_slices // samples), least=1)
             try:
-                yield replace_block(known[size], block, slice_size(size, num_slices=num_slices, least=1), compiler, _NAMES)
+                yield replace_block(analysis(samples, size), block, length, compiler, _NAMES)
             except (CycleError, RuntimeError):  # a view that a slice does not allow
                 continue
 
@@ -79,12 +85,18 @@ def _products(captured: Captured, least_fraction: float) -> list[tuple[int, int]
     return [(op, rows) for _, op, rows in sorted(found, reverse=True)[:_MOST_PRODUCTS]]
 
 
-def _sizes(captured: Captured, product: int) -> list[int]:
-    """In how many pieces the rows can be cut: all of them, or the batch that they were before a view made rows of it."""
+def _sizes(captured: Captured, product: int, num_slices: int) -> list[tuple[int, int]]:
+    """How the rows can be cut, the best first: (samples, pieces of each). All rows as they are, or the batch that they were before a view made
+    rows of it; where that is not enough pieces, each of its samples too."""
     graph = captured.graph
-    storage = graph.storage_of(graph.ops[product].outputs[0])
-    samples = [captured.samples[t] for t in graph.tensors_of[storage]]
-    return sorted({next((n for n in s.shape if n > 1), 1) for s in samples if s is not None} - {1}, reverse=True)
+    made = graph.ops[product].outputs[0]
+    samples = (captured.samples[t] for t in graph.tensors_of[graph.storage_of(made)])
+    found = sorted({next((n for n in s.shape if n > 1), 1) for s in samples if s is not None} - {1}, reverse=True)
+    ways: list[tuple[int, int]] = []
+    for size in found:
+        length = found[0] // size
+        ways += [(size, length)] * (size < num_slices and length > 1 and found[0] % size == 0) + [(1, size)]
+    return ways
 
 
 def _shorten_views(captured: Captured) -> Captured:
@@ -133,13 +145,13 @@ def _split_mean(rewriter: Rewriter, op: Op, call: OpCall) -> None:
 
 
 def _run(captured: Captured, context: Context) -> Iterator[Captured]:
-    """Beside losses of the known pattern, where a step has both."""
+    """In few slices beside losses of the known pattern, where a step has both; in many slices those too, unless they are compiled."""
     known = chunk_loss(captured) if context.compiler is None else fuse_loss(captured, context.compiler)
-    for num_slices in _NUM_SLICES:
-        found = slice_losses(known or captured, context.compiler, num_slices=num_slices)
-        if found is None:
-            return
-        yield found
+    beside = known or captured
+    for step, num_slices in ((beside, _FEW), (captured if context.compiler is None else beside, _MANY)):
+        found = slice_losses(step, context.compiler, num_slices=num_slices)
+        if found is not None:
+            yield found
 
 
 def has_wide_product(captured: Captured) -> bool:

@@ -18,6 +18,7 @@ from memfit.compilers.inductor.compiler import Inductor
 from memfit.core.costs import uniform_costs
 from memfit.passes.check import check_captured
 from memfit.passes.interface import Context
+from memfit.passes.slicing.sliced_call import Sliced
 from memfit.passes.step.chunked_loss import chunk_loss
 from memfit.passes.step.losses_in_rows import LOSSES_IN_ROWS, slice_losses
 from memfit.pipeline.capture import capture
@@ -179,6 +180,28 @@ def test_a_loss_in_slices_is_the_plain_one(form: str, batch: int) -> None:
     assert len(roofline(captured, "cpu").op_time_ns) == len(captured.graph.ops)
 
 
+@pytest.mark.parametrize("form", ["classes in the middle", "accuracy inside", "by hand", "shifted and copied"])
+@pytest.mark.parametrize("batch", [2, 3, 12])
+def test_a_few_sequences_are_cut_in_themselves(form: str, batch: int) -> None:
+    model, call = Head(FORMS[form]).double(), Call.flatten(data(batch, 48 // batch), {})
+    captured = slice_losses(capture(model, call), least_fraction=0.0)
+    assert captured is not None
+    assert num_slices(captured) >= 6
+    assert_same_step(captured, model, call, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_sums_over_a_sequence_are_added_up_where_they_belong(batch: int) -> None:
+    def sums(logits: torch.Tensor, labels: torch.Tensor, model: Head) -> torch.Tensor:
+        return cross(logits.transpose(1, 2), labels) + 1e-3 * logits.sum(1).square().mean()
+
+    model, call = Head(sums).double(), Call.flatten(data(batch, 48 // batch), {})
+    captured = slice_losses(capture(model, call), least_fraction=0.0)
+    assert captured is not None
+    assert num_slices(captured) >= 8
+    assert_same_step(captured, model, call, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("form", ["label smoothing", "class weights", "z-loss", "margin"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_loss_in_slices_in_shorter_numbers(form: str, dtype: torch.dtype) -> None:
@@ -204,10 +227,11 @@ def test_a_loss_in_slices_in_autocast(form: str) -> None:
         assert_same_step(captured, model, call, rtol=3e-2, atol=3e-2)
 
 
-@pytest.mark.parametrize("form", ["label smoothing", "accuracy inside"])
-def test_a_loss_in_compiled_slices(form: str) -> None:
+@pytest.mark.parametrize("form", ["label smoothing", "accuracy inside", "shifted and copied", "class weights"])
+@pytest.mark.parametrize("batch", [4, 1])
+def test_a_loss_in_compiled_slices(form: str, batch: int) -> None:
     compiler = Inductor(pads=False)
-    model, call = Head(FORMS[form]).double(), Call.flatten(data(), {})
+    model, call = Head(FORMS[form]).double(), Call.flatten(data(batch, 48 // batch), {})
     captured = slice_losses(capture(model, call, compiler=compiler), compiler, least_fraction=0.0)
     assert captured is not None
     assert_same_step(captured, model, call, rtol=1e-10, atol=1e-10)
@@ -322,11 +346,17 @@ def test_a_wide_layer_in_the_middle_is_no_loss() -> None:
 
 
 def test_a_loss_of_the_known_pattern_beside_it_keeps_its_own_form() -> None:
-    """Where only the known pattern is there, there is nothing to add."""
+    """Where only the known pattern is there, there is nothing to add but more slices."""
     plain = capture(Head(lambda y, t, model: cross(*flat(y, t))), Call.flatten(data(), {}))
-    assert list(LOSSES_IN_ROWS.run(plain, Context())) == []
+    assert [num_slices(form) for form in LOSSES_IN_ROWS.run(plain, Context())] == [24]
     smooth = capture(Head(FORMS["label smoothing"]), Call.flatten(data(), {}))
-    assert len(list(LOSSES_IN_ROWS.run(smooth, Context()))) == 2  # in few slices, and in many
+    assert [num_slices(form) for form in LOSSES_IN_ROWS.run(smooth, Context())] == [8, 24]
+
+
+def num_slices(captured: Captured) -> int:
+    forward = next(c.target for op, c in zip(captured.graph.ops, captured.calls, strict=True) if "scores_forward" in op.name)
+    assert isinstance(forward, Sliced)
+    return forward.num_slices
 
 
 class Margin(nn.Module):
