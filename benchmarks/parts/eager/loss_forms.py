@@ -155,7 +155,10 @@ def _measure(loss: Loss, batch: int) -> Row:
         "least": f"{least / 2**20:.1f} ({least / peak:.2f})",
     }
     model, budget = copy.deepcopy(plain), int(1.03 * least)
-    fitted: Any = memfit.fit(model, (x, labels), budget=budget, **options)
+    try:
+        fitted: Any = memfit.fit(model, (x, labels), budget=budget, **options)
+    except memfit.MemfitError as refusal:
+        return row | {"why": f"{type(refusal).__name__}: {str(refusal).splitlines()[0][:150]}"}
     for _ in range(2):
         model.zero_grad()
         found = _first(fitted(x, labels))

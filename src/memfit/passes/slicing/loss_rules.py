@@ -21,6 +21,7 @@ _CONSTANTS: dict[Any, int | float] = {
     aten.zeros.default: 0.0,
     aten.zeros_like.default: 0.0,
     aten.new_zeros.default: 0.0,
+    aten.new_empty_strided.default: 0.0,  # whatever is there: any number will do
     aten.ones.default: 1.0,
     aten.ones_like.default: 1.0,
     aten.new_ones.default: 1.0,

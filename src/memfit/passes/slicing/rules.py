@@ -12,14 +12,7 @@ from typing import Any
 
 import torch
 
-from memfit.passes.slicing.loss_rules import (
-    find_constant,
-    nll_loss,
-    nll_loss_backward,
-    norm_of_vectors,
-    select_backward,
-    slice_backward,
-)
+from memfit.passes.slicing import loss_rules
 from memfit.passes.slicing.states import SUMMED, UNIFORM, WHOLE, Answer, Asked, Rows, Split, State
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -29,7 +22,7 @@ Rule = Callable[[Asked], Answer | None]
 def ask(asked: Asked) -> Answer | None:
     """What the op does to slices, or None."""
     target, given = asked.call.target, [state for _, state in asked.given()]
-    if find_constant(asked.call) is not None:
+    if loss_rules.find_constant(asked.call) is not None:
         return Answer(makes=(UNIFORM,), args=asked.args, takes={})
     if SUMMED in given or not any(isinstance(state, Split) for state in given):
         return None
@@ -328,6 +321,7 @@ def _embedding_backward(asked: Asked) -> Answer | None:
 
 _POINTWISE_TOO = (
     aten.clone.default,
+    aten.copy.default,
     aten._to_copy.default,
     aten.detach.default,
     aten.alias.default,
@@ -377,13 +371,13 @@ _RULES: dict[Any, Rule] = {
     aten.cat.default: _cat,
     aten.topk.default: _along(2, -1),
     **dict.fromkeys((aten.scatter_add.default, aten.scatter.src, aten.scatter.value), _scatter),
-    aten.slice_backward.default: slice_backward,
-    aten.select_backward.default: select_backward,
+    aten.slice_backward.default: loss_rules.slice_backward,
+    aten.select_backward.default: loss_rules.select_backward,
     **dict.fromkeys((aten.sum.dim_IntList, aten.sum.default), _sum),
     **dict.fromkeys(_WITHIN, _within_samples),
-    aten.linalg_vector_norm.default: norm_of_vectors,
-    **dict.fromkeys((aten.nll_loss_forward.default, aten.nll_loss2d_forward.default), nll_loss),
-    **dict.fromkeys((aten.nll_loss_backward.default, aten.nll_loss2d_backward.default), nll_loss_backward),
+    aten.linalg_vector_norm.default: loss_rules.norm_of_vectors,
+    **dict.fromkeys((aten.nll_loss_forward.default, aten.nll_loss2d_forward.default), loss_rules.nll_loss),
+    **dict.fromkeys((aten.nll_loss_backward.default, aten.nll_loss2d_backward.default), loss_rules.nll_loss_backward),
     aten.mm.default: _mm,
     aten.addmm.default: _addmm,
     aten.bmm.default: _bmm,

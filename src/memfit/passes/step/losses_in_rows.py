@@ -27,6 +27,7 @@ from memfit.passes.slicing.loss_rules import MEAN, SUM
 from memfit.passes.slicing.slice_blocks import replace_block, slice_size
 from memfit.passes.step.chunked_loss import chunk_loss
 from memfit.passes.step.fused_loss import fuse_loss
+from memfit.passes.step.index_as_gather import index_as_gather
 from memfit.passes.step.slice_before_product import VIEWS, rows_of, slice_before_products
 
 aten = torch.ops.aten
@@ -41,7 +42,7 @@ def slice_losses(
 ) -> Captured | None:
     """The same step with the scores of its losses in slices of their rows, or None where there are none that can be."""
     found: Captured | None = None
-    step = _shorten_views(_split_means(captured, least_fraction))
+    step = _shorten_views(index_as_gather(_split_means(captured, least_fraction)))
     step = _shorten_views(slice_before_products(step, lambda c: [op for op, _ in _products(c, least_fraction)]))
     while (sliced := next(_slice_one(step, compiler, num_slices, least_fraction), None)) is not None:
         found = step = sliced

@@ -84,6 +84,11 @@ def test_gradients_of_parts() -> None:
     check(aten.select_backward.default, x(BATCH), [3, BATCH], 0, 2, makes=(S1,))
 
 
+def test_a_copy_onto_something() -> None:
+    check(aten.copy.default, x(BATCH, 3), x(BATCH, 3), makes=(S0,))
+    refuse(aten.copy.default, x(BATCH, 3), x(BATCH, 3, state=WHOLE))
+
+
 def test_reductions_over_classes() -> None:
     for target in (aten.logsumexp.default, aten.argmax.default, aten.any.dim):
         dims: Any = [-1] if target is aten.logsumexp.default else -1

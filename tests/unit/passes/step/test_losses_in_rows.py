@@ -83,6 +83,18 @@ def by_hand(logits: torch.Tensor, labels: torch.Tensor, model: Head) -> torch.Te
     return (total - rows.gather(1, words.clamp(min=0)[:, None])[:, 0]).mean()
 
 
+def indexed(logits: torch.Tensor, labels: torch.Tensor, model: Head) -> torch.Tensor:
+    """Labels of -100 count from the end."""
+    rows, words = flat(logits, labels)
+    return -rows.log_softmax(-1)[torch.arange(len(rows)), words].mean()
+
+
+def indexed_margin(logits: torch.Tensor, labels: torch.Tensor, model: Head) -> torch.Tensor:
+    rows, words = flat(logits * 1.0, labels.clamp(min=0))
+    rows[torch.arange(len(rows)), words] -= 0.3
+    return cross(rows, words)
+
+
 def focal(logits: torch.Tensor, labels: torch.Tensor, model: Head) -> torch.Tensor:
     losses = cross(*flat(logits, labels), reduction="none")
     return ((1 - torch.exp(-losses)) ** 2 * losses).mean()
@@ -111,6 +123,8 @@ FORMS: dict[str, Loss] = {
     "by hand": by_hand,
     "added buffer": lambda y, t, model: cross(*flat(y + model.shift, t)),
     "learned temperature": lambda y, t, model: cross(*flat(y / model.scale, t)),
+    "indexed": indexed,
+    "indexed margin": indexed_margin,
     "focal": focal,
     "margin": margin,
     "several": lambda y, t, model: cross(*flat(y, t), label_smoothing=0.1) + 0.1 * masked(y, t, model),
@@ -227,7 +241,7 @@ def test_a_loss_in_slices_in_autocast(form: str) -> None:
         assert_same_step(captured, model, call, rtol=3e-2, atol=3e-2)
 
 
-@pytest.mark.parametrize("form", ["label smoothing", "accuracy inside", "shifted and copied", "class weights"])
+@pytest.mark.parametrize("form", ["label smoothing", "accuracy inside", "shifted and copied", "class weights", "indexed"])
 @pytest.mark.parametrize("batch", [4, 1])
 def test_a_loss_in_compiled_slices(form: str, batch: int) -> None:
     compiler = Inductor(pads=False)
@@ -280,7 +294,15 @@ def left_alone() -> dict[str, Loss]:
         rows, words = flat(y, t)
         return cross(rows - rows.mean(0), words)
 
+    def other_rows(y: torch.Tensor, t: torch.Tensor, model: Head) -> torch.Tensor:
+        return -flat(y, t)[0].log_softmax(-1)[torch.arange(48).flip(0), t.view(-1)].mean()
+
+    def every_row_but_the_first(y: torch.Tensor, t: torch.Tensor, model: Head) -> torch.Tensor:
+        return -flat(y, t)[0].log_softmax(-1)[torch.arange(1, 48), t.view(-1)[1:]].mean()
+
     return {
+        "other rows indexed": other_rows,
+        "some rows indexed": every_row_but_the_first,
         "softmax over rows": lambda y, t, model: functional.nll_loss(flat(y, t)[0].log_softmax(0), flat(y, t)[1]),
         "logits returned": lambda y, t, model: (cross(*flat(y, t), label_smoothing=0.1), y),
         "random numbers": random,
