@@ -89,9 +89,10 @@ def analyse_rows(captured: Captured, size: int, outer: Batch | None = None) -> B
     states: dict[int, State] = {t: cut(t) for t in graph.sources}
     now = states  # as an op sees them
     answers: dict[int, Answer] = {}
+    boundary = captured.boundary
     for op in graph.ops:
         call = captured.calls[op.id]
-        if op.id == captured.boundary:
+        if op.id == boundary:
             now = {t: WHOLE if state is SUMMED else state for t, state in states.items()}
         if call.role is not Role.CALL or not moving.isdisjoint(op.inputs):
             moving.update(op.outputs)

@@ -17,7 +17,7 @@ from memfit.passes.slicing.analysis import Batch
 from memfit.passes.slicing.parts import Block, PartFinder
 
 NARROW = 1 / 16  # of the scores: what forward may give away
-WIDER = 4  # times the hidden state's width: what scores have at least
+WIDER = 5  # times the hidden state's width: what scores have at least; layers in the middle of transformers have four
 _WIDE = 2  # times the hidden state: from there on a value belongs to the scores
 
 
