@@ -21,16 +21,19 @@ from memfit.planning.model.reduce import Model
 
 _LOOKED_BACK = 64
 """Ops, those that need most, whose last input is looked at."""
+_SOURCES_ALONE = "the step's inputs alone hold that much"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
-    """`form` is the op that needs `bytes`; -1 when the start or the end of the step does."""
+    """`form` is the op that needs `bytes`; -1 when the start or the end of the step does. `entered_by` is the op that makes the last of its
+    inputs, where that moment needs more than the op itself; else -1."""
 
     bytes: int
     form: int
     time_ns: int
     where: str
+    entered_by: int = -1
 
     def sentence(self, limit_bytes: int) -> str:
         return (
@@ -43,10 +46,10 @@ def find_floor(model: Model) -> Floor:
     a = model.arrays
     sources = a.base_bytes + int(a.size[a.source].sum())
     results = a.base_bytes + int(a.size[a.pinned].sum())
-    best, form = max(sources, results), -1
-    where = "the step's inputs alone hold that much" if sources >= results else "its results alone hold that much"
+    best, form, by = max(sources, results), -1, -1
+    where = _SOURCES_ALONE if sources >= results else "its results alone hold that much"
     if model.partial:
-        return Floor(bytes=sources, form=-1, time_ns=0, where="the step's inputs alone hold that much")
+        return Floor(bytes=sources, form=-1, time_ns=0, where=_SOURCES_ALONE)
     earlier = _find_results_before(model)
     alone: list[tuple[int, int]] = []  # (bytes, storage)
     for s in sorted(find_required(model)):
@@ -58,11 +61,25 @@ def find_floor(model: Model) -> Floor:
                 count = len(set(model.ins[form]) | set(model.outs[form]) | set(list_members(earlier[form])))
                 where = f"at {model.describe(form)} {count} storages must coexist"
     for _, s in sorted(alone, reverse=True)[:_LOOKED_BACK]:
-        entered = min((_least_before(model, f, earlier[f]), f) for f in model.producers[s])
+        entered = min((*_least_before(model, f, earlier[f]), f) for f in model.producers[s])
         if entered[0] > best:
-            best, form = entered
+            best, by, form = entered
             where = f"when the last input of {model.describe(form)} is made, the others and what that takes must coexist"
-    return Floor(bytes=best, form=form, time_ns=_least_time(model), where=where)
+    return Floor(bytes=best, form=form, time_ns=_least_time(model), where=where, entered_by=by)
+
+
+def list_coexisting(model: Model, floor: Floor) -> tuple[tuple[int, ...], int]:
+    """The storages that a floor adds up, beside those that the caller holds throughout, and the workspace it counts: with those its bytes."""
+    a = model.arrays
+    if floor.form < 0:
+        alike = a.source if floor.where == _SOURCES_ALONE else a.pinned
+        return tuple(s for s in range(model.num_storages) if alike[s]), 0
+    needed = set(model.ins[floor.form]) | set(list_members(_find_results_before(model)[floor.form]))
+    if floor.entered_by < 0:
+        return tuple(sorted(needed | set(model.outs[floor.form]))), int(a.workspace[floor.form])
+    by = floor.entered_by
+    replaced = {new for new, _ in model.takes[by] if new in needed}
+    return tuple(sorted((needed | {*model.ins[by], *model.outs[by]}) - replaced)), int(a.workspace[by])
 
 
 def list_working_sets(model: Model) -> list[tuple[int, int]]:
@@ -101,18 +118,18 @@ def _working_set(model: Model, form: int, earlier: int) -> int:
     return int(a.base_bytes + a.workspace[form] + fresh + sum(int(a.size[s]) for s in held))
 
 
-def _least_before(model: Model, form: int, earlier: int) -> int:
-    """The least that is held when the last of what `form` needs is made, whichever that is."""
+def _least_before(model: Model, form: int, earlier: int) -> tuple[int, int]:
+    """The least that is held when the last of what `form` needs is made, whichever that is, and what makes it."""
     a = model.arrays
     needed = set(model.ins[form]) | set(list_members(earlier))
     held = int(a.base_bytes) + sum(int(a.size[s]) for s in needed)
     least = [
-        held + int(a.workspace[g]) + _extra_bytes(model, g, needed)
+        (held + int(a.workspace[g]) + _extra_bytes(model, g, needed), g)
         for s in needed
         for g in model.producers[s]
         if not model.arrays.source[s]
     ]
-    return min(least, default=0)
+    return min(least, default=(0, -1))
 
 
 def _extra_bytes(model: Model, form: int, needed: set[int]) -> int:
