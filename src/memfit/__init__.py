@@ -25,7 +25,7 @@ _FILES = {
     "core.simulate": ("simulate",),
     "planning": ("plan",),
     "offsets.api": ("pack",),
-    "api": ("estimate", "fit", "frontier"),
+    "api": ("doctor", "estimate", "fit", "frontier"),
     "backend": ("register_backend",),
     "capture.inputs": ("Inputs",),
     "chain.run.run": ("run_chain",),

@@ -1,4 +1,4 @@
-"""The public doors for training: `fit`, `estimate`, `frontier`. What they share, from capture to a step that runs, is in `pipeline`."""
+"""The public doors for training: `fit`, `estimate`, `frontier`, `doctor`. What they share, from capture to a step that runs, is in `pipeline`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from memfit.capture.guards.watch import Watch
 from memfit.core.errors import BadInput, Unsupported
 from memfit.core.plan import Plan
 from memfit.core.units import parse_bytes
+from memfit.pipeline.doctor.diagnose import Question, diagnose
 from memfit.pipeline.forms import Forms
 from memfit.pipeline.prepare import Preparer
 from memfit.pipeline.saved_plan import load_plan
@@ -24,6 +25,7 @@ from memfit.planning import plan as find_plan
 from memfit.planning.frontier.monotone import plan_curve, share_out, spread_budgets
 from memfit.profile.devices import device as find_device
 from memfit.profile.roofline import roofline
+from memfit.report.diagnosis import Diagnosis
 from memfit.report.estimate import Estimate, summarize
 from memfit.report.frontier import Frontier, make_frontier
 from memfit.report.progress import Progress
@@ -184,6 +186,38 @@ def frontier(
         tell(0, len(budgets))
         points = plan_curve(graph, costs, budgets, planner=planner, time_limit_s=time_limit_s, progress=tell)
     return make_frontier(points, keep_all=keep_all, device=costs.device, elsewhere_bytes=studied.elsewhere_bytes)
+
+
+def doctor(
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    loss_fn: Callable[..., Any] | None = None,
+    example_targets: Any = (),
+    optimizer: torch.optim.Optimizer | None = None,
+    budget: int | str | None = None,
+    reserve: int | str = "0",
+    device: str | None = None,
+    allow: Sequence[str] = DEFAULT_ALLOW,
+    keep_outputs: bool | None = None,
+    time_limit_s: float = 10,
+) -> Diagnosis:
+    """Why a budget is refused, or slow, and what would help: `str()` of what it gives is one screen. Runs nothing.
+
+    What holds the minimum, what is fixed, what each pass and each change outside does to the minimum, what was refused, and the smallest
+    budget that a plan was found for. Of the eager engine; works for a model on the meta device. Arguments are those of `fit`.
+    """
+    _check_allow(allow)
+    task, call = task_and_call(model, example_inputs, loss_fn, example_targets, optimizer, device, parse_bytes(reserve, what="reserve"))
+    question = Question(
+        task=replace(task, allow=tuple(allow)),
+        call=call,
+        keep_outputs=keep_outputs,
+        budget_bytes=None if budget is None else parse_bytes(budget, what="budget"),
+        time_limit_s=time_limit_s,
+    )
+    with Progress("memfit") as progress:
+        return diagnose(question, progress)
 
 
 def _check_options(model: Any, engine: str, allow: Sequence[str], check: bool | str) -> None:

@@ -30,6 +30,7 @@ TRAINING = (
     "tutorial/train-inside-a-budget.md",
     "how-to/estimate-memory.md",
     "how-to/fit-a-model.md",
+    "how-to/when-a-budget-is-refused.md",
     "how-to/accumulate-gradients.md",
     "how-to/torch-compile-backend.md",
     "how-to/save-and-reuse-plans.md",

@@ -30,7 +30,7 @@ ROOMS = {
     "runtime": {"core", "torch_private", "capture.captured", "capture.guards", "capture.inputs", "kernels.layouts"},
     "tape": {"core"},
     "report": {"core"},
-    "pipeline": {*LINE, "report.progress"},
+    "pipeline": {*LINE, "report.progress", "report.diagnosis"},
     "api.py": {*LINE, "pipeline", "report"},
     "backend.py": {"core", "torch_private", "api"},
     "cli": {*LINE, "chain", "tasks", "tape", "pipeline", "api", "report", "schedules"},

@@ -8,7 +8,7 @@ from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call
 from memfit.capture.lower.storages import granularity_of, round_up
 from memfit.core.budget import Budget
-from memfit.core.errors import InfeasibleBudget
+from memfit.core.errors import InfeasibleBudget, NoPlanFound
 from memfit.core.units import format_bytes
 from memfit.pipeline.task import Task
 from memfit.torch_private.tensors import storage_key
@@ -48,3 +48,11 @@ def count_all(refusal: InfeasibleBudget, given: Budget, beside_bytes: int) -> In
     return InfeasibleBudget(
         f"{besides}; {refusal} Counting both, the budget must be at least {least_bytes} bytes.", minimum_bytes=least_bytes
     )
+
+
+def name_doctor(refusal: InfeasibleBudget | NoPlanFound) -> InfeasibleBudget | NoPlanFound:
+    """A refusal with one more next move: who says what holds the minimum and what lowers it."""
+    message = f"{refusal} `memfit doctor`, or memfit.doctor(...), shows what holds the minimum and what lowers it."
+    if isinstance(refusal, InfeasibleBudget):
+        return InfeasibleBudget(message, minimum_bytes=refusal.minimum_bytes)
+    return NoPlanFound(message)

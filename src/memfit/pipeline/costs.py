@@ -5,7 +5,7 @@ form ─ what was never measured is compiled ─> measured ─ forms of ops that
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from memfit.capture.captured import Captured
@@ -52,6 +52,21 @@ def _costs(captured: Captured, task: Task, progress: Progress) -> Costs:
     if any(p.device.type == "meta" for p in task.model.parameters()):
         return roofline(captured, "cpu")
     return measure_costs(captured, progress.update)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableCosts:
+    """Costs without running anything: by the table; on a device that is here with the workspaces that an earlier `fit` measured, and its
+    times where all are known."""
+
+    device: str | None
+    cache: Cache = field(default_factory=Cache)
+
+    def of(self, captured: Captured) -> Costs:
+        if self.device is not None or captured.device.type == "meta":
+            return roofline(captured, self.device or "cpu")
+        table = roofline(captured, "h200" if captured.device.type == "cuda" else "cpu")
+        return StepCosts(captured, self.cache).known_or(table)
 
 
 def measure_costs(captured: Captured, progress: Tell | None = None, *, cache: Cache | None = None) -> Costs:

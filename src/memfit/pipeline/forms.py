@@ -49,7 +49,7 @@ class Forms:
         seen: set[str] = set()
         firsts = FIRST_FORMS[self.engine] if self.task.has_variants else FIRST_FORMS[self.engine][:1]
         for name, numbers in firsts:
-            captured = self._finish(self.plain, self._slots, numbers)
+            captured = self._finish(self.plain, self.slots, numbers)
             if captured.graph.digest not in seen:
                 seen.add(captured.graph.digest)
                 yield Form(name=name, captured=captured, rounds=captured.compiled or Numbers.ROUNDS in numbers)
@@ -68,6 +68,17 @@ class Forms:
         yield from self.usual()
         for _, forms in self.slower():
             yield from forms
+
+    def only(self, slot: Slot) -> Iterator[Form]:
+        """The step as it is but for one pass, whatever the user allows: each way of it; none where it finds no place."""
+        rewrite, place = slot.rewrite, self.slots.index(slot)
+        if rewrite.may_apply is not None and not rewrite.may_apply(self.plain):
+            return
+        before = self._always(self.plain, self.slots[:place])
+        for way in run_ways(rewrite, before, Context(compiler=self.compiler)):
+            if way.graph.digest != before.graph.digest:
+                after = self._always(way, self.slots[place + 1 :])
+                yield Form(name=rewrite.name, captured=after, use=slot.use, rounds=rewrite.numbers is Numbers.ROUNDS)
 
     # -- what they are made of ---------------------------------------------------------------------------------------
 
@@ -112,30 +123,34 @@ class Forms:
     # -- running the table -------------------------------------------------------------------------------------------
 
     @property
-    def _slots(self) -> tuple[Slot, ...]:
+    def slots(self) -> tuple[Slot, ...]:
         """What rewrites lowered steps."""
         return tuple(slot for slot in PIPELINE[self.engine] if slot.rewrite.level in (Level.STEP, Level.OP))
 
     def _slots_of(self, *uses: Use) -> list[Slot]:
-        return [slot for slot in self._slots if slot.use in uses] if self.task.has_variants else []
+        return [slot for slot in self.slots if slot.use in uses] if self.task.has_variants else []
 
     def _make(self, slot: Slot, seen: set[str]) -> Iterator[Form]:
         """A form for each way of one pass, between what always runs before it and after it."""
-        rewrite, place = slot.rewrite, self._slots.index(slot)
+        rewrite, place = slot.rewrite, self.slots.index(slot)
         if rewrite.may_apply is not None and not rewrite.may_apply(self.plain):
             return
         step = self._lower(Inductor(pads=False)) if rewrite.reads_products and self.compiler is not None else self.plain
-        before = self._finish(step, self._slots[:place], frozenset())
+        before = self._finish(step, self.slots[:place], frozenset())
         for way in run_ways(rewrite, before, self._context):
             if way.graph.digest not in seen:
                 seen.add(way.graph.digest)
-                yield Form(name=rewrite.name, captured=self._finish(way, self._slots[place + 1 :], frozenset(Numbers)), use=slot.use)
+                yield Form(name=rewrite.name, captured=self._finish(way, self.slots[place + 1 :], frozenset(Numbers)), use=slot.use)
 
     def _finish(self, step: Captured, slots: tuple[Slot, ...], numbers: frozenset[Numbers]) -> Captured:
         """What runs in every form, and the choices that give such numbers."""
         uses = {Use.ALWAYS, Use.ALLOWED, Use.CHOICE} if self.task.has_variants else {Use.ALWAYS}
         wanted = [s.rewrite for s in slots if s.use in uses and (s.use is not Use.CHOICE or s.rewrite.numbers in numbers)]
         rewritten: Captured = run_passes(wanted, step, self._context)
+        return rewritten
+
+    def _always(self, step: Captured, slots: tuple[Slot, ...]) -> Captured:
+        rewritten: Captured = run_passes((s.rewrite for s in slots if s.use is Use.ALWAYS), step, self._context)
         return rewritten
 
     @property

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -89,6 +90,26 @@ class StepCosts:
             levels=(measured.link,),
             device=self._device,
             graph_digest=self.captured.graph.digest,
+        )
+
+    def known_or(self, table: Costs) -> Costs:
+        """Without measuring anything: a table's costs with the workspaces that are known, and with the times too where all of them are."""
+
+        def pair(op: int, variant: int) -> tuple[int, int]:
+            text = self._signatures.get((op, variant))
+            known = None if text is None else self._cache.get(self._device, text)
+            time_ns, workspace = table.time_ns(op, variant), table.workspace(op, variant)
+            return (time_ns, workspace) if known is None else (time_ns if missing else known[0], known[1])
+
+        missing, ops = bool(self.missing()), self.captured.graph.ops
+        plain = [pair(op.id, 0) for op in ops]
+        others = [tuple(pair(op.id, v) for v in range(1, len(op.forms))) for op in ops]
+        return replace(
+            table,
+            op_time_ns=tuple(p[0] for p in plain),
+            workspace_bytes=self.captured.put_in_fixed_workspace(p[1] for p in plain),
+            variant_time_ns=tuple(tuple(p[0] for p in pairs) for pairs in others),
+            variant_workspace_bytes=tuple(tuple(p[1] for p in pairs) for pairs in others),
         )
 
     def _cost(self, op: int, variant: int, estimated: dict[str, tuple[int, int]]) -> tuple[int, int]:

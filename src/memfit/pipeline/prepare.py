@@ -22,7 +22,7 @@ from memfit.core.cache_folder import cache_folder
 from memfit.core.errors import InfeasibleBudget, NoPlanFound, Unsupported
 from memfit.core.plan import Plan
 from memfit.offsets import tight_layout
-from memfit.pipeline.beside import count_all, count_held_elsewhere, count_slack
+from memfit.pipeline.beside import count_all, count_held_elsewhere, count_slack, name_doctor
 from memfit.pipeline.choice import Choice, FormSearch, PlanSettings
 from memfit.pipeline.costs import Costed, cost
 from memfit.pipeline.forms import Forms
@@ -138,7 +138,9 @@ class Preparer:
             try:
                 choice = search.choose(chain((first,), costed), forms.slower(), first.keep_all)
             except InfeasibleBudget as refusal:
-                raise count_all(refusal, order.budget, beside_bytes) from None
+                raise name_doctor(count_all(refusal, order.budget, beside_bytes)) from None
+            except NoPlanFound as refusal:
+                raise name_doctor(refusal) from None
         return _Chosen(choice=choice, whole=first.keep_all, elsewhere_bytes=elsewhere_bytes, margin_bytes=margin_bytes)
 
     def _settings(self, task: Task, first: Costed) -> PlanSettings:

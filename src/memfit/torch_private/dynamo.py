@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import logging
+import os
 import sys
 import types
 import warnings
@@ -40,6 +41,7 @@ _CALLBACKS = Symbol("torch._dynamo.callback.callback_handler", "say where torch.
 _COUNTERS = Symbol("torch._dynamo.utils.counters", "say where torch.compile gave up", optional=True)
 
 Locals = Mapping[str, Any]
+_OWN_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 class NotCaptured(Exception):
@@ -112,7 +114,7 @@ def capture_frame(function: types.FunctionType, local: Locals, *, fast_check: bo
     except NotCaptured:
         raise
     except Exception as error:
-        raise NotCaptured(f"{type(error).__name__}: {_first_line(error)}") from error
+        raise NotCaptured(f"{type(error).__name__}: {_first_line(error)}{_place_of(error)}") from error
 
 
 def _put_together(made: Any, held: dict[str, Any], local: Locals, function: types.FunctionType) -> CapturedFrame:
@@ -204,6 +206,13 @@ def _name_of(source: Any) -> str:
 def _first_line(error: Exception) -> str:
     text = str(error).strip()
     return text.splitlines()[0][:160] if text else "no message"
+
+
+def _place_of(error: Exception) -> str:
+    """The line of the user's at which Dynamo stopped."""
+    stack = getattr(error, "real_stack", None) or ()
+    inner = next((f for f in reversed(stack) if not f.filename.startswith(_OWN_FOLDER)), None)
+    return f" ({os.path.basename(inner.filename)}:{inner.lineno})" if inner is not None else ""
 
 
 def on_skipped_loop(backend: Callable[..., Any], tell: Callable[[str], None]) -> None:
