@@ -24,7 +24,10 @@ from memfit.capture.guards.values import Same, is_plain, value_key
 from memfit.torch_private.tensors import global_module_hooks, own_tensors
 
 _DEPTH = 4
-_LIBRARIES = ("torch", "numpy", "random", "builtins", "logging", "functools", "typing", "collections", "os")
+_LIBRARIES = (
+    *("torch", "numpy", "random", "builtins", "logging", "functools", "typing", "collections", "os"),
+    *("copy", "copyreg", "pickle", "inspect", "re", "json", "warnings", "contextlib"),  # they have tables that grow with every import
+)
 _OPAQUE = (types.ModuleType, types.BuiltinFunctionType, logging.Logger)
 _SKIPPED = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "__annotations__"})
 
@@ -149,8 +152,9 @@ class Walk:
             except ValueError:  # not filled yet
                 continue
             self.value(self._below(path, "closure"), content, depth + 1)
-        if function.__defaults__ or function.__kwdefaults__:
-            self.value(self._below(path, "defaults"), (function.__defaults__, function.__kwdefaults__), depth + 1)
+        for defaults in (function.__defaults__, function.__kwdefaults__):
+            if defaults:  # themselves, not in a container made here: deep down they are known by their identity
+                self.value(self._below(path, "defaults"), defaults, depth + 1)
         if depth <= _DEPTH and (function.__module__ or "").split(".")[0] not in _LIBRARIES:
             for name in names_of(function.__code__):
                 if name in function.__globals__:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copyreg
 import random
 import types
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -174,3 +176,34 @@ def test_what_torchs_own_layers_keep_for_themselves_is_put_back_in_silence() -> 
     cells._flat_weights.append(None)
     assert kept.restore() == []
     assert all(a is b for a, b in zip(cells._flat_weights, before, strict=True))
+
+
+def test_defaults_of_a_function_deep_down_are_the_same_at_every_look() -> None:
+    def scaled(x: torch.Tensor, gain: float = 1.0, *, shift: float = 0.0) -> torch.Tensor:
+        return x * gain + shift
+
+    net = Net()
+    net.deep = {"a": [{"b": scaled}]}  # type: ignore[dict-item]
+    before = look(net, None, ()).found
+    assert look(net, None, ()).found == before
+    scaled.__defaults__ = (2.0,)
+    assert look(net, None, ()).found != before
+
+
+def test_tables_that_grow_with_every_import_are_not_looked_at() -> None:
+    """A model that copies something reaches them; a new plan at the first step after an import was the price."""
+
+    class Copies(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return deepcopy(self.layer)(x)
+
+    class Imported:
+        pass
+
+    net = Copies()
+    before = look(net, None, ()).found
+    copyreg.pickle(Imported, lambda value: (Imported, ()))
+    try:
+        assert look(net, None, ()).found == before
+    finally:
+        copyreg.dispatch_table.pop(Imported)
