@@ -80,6 +80,13 @@ class Forms:
                 after = self._always(way, self.slots[place + 1 :])
                 yield Form(name=rewrite.name, captured=after, use=slot.use, rounds=rewrite.numbers is Numbers.ROUNDS)
 
+    @property
+    def note(self) -> str:
+        """What the report says of the step as it was traced."""
+        count = max((traced.joint.num_checkpoints for traced in self._traced.values()), default=0)
+        places = f"{count} places" if count > 1 else "one place"
+        return f"torch.utils.checkpoint is left out at {places} of the model: the plan says what is computed again" if count else ""
+
     # -- what they are made of ---------------------------------------------------------------------------------------
 
     @cached_property

@@ -114,7 +114,7 @@ class Preparer:
             elsewhere_bytes=chosen.elsewhere_bytes,
             margin_bytes=chosen.margin_bytes,
             arena=_make_arena(captured.device),
-            notes=(chosen.choice.note,) if chosen.choice.note else (),
+            notes=tuple(filter(None, (chosen.choice.note, forms.note))),
         )
 
     def _choose(self, task: Task, order: _Order, forms: Forms, progress: Progress) -> _Chosen:

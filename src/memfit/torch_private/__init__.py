@@ -4,6 +4,7 @@
     patch      replace functions of torch for a while, on versions that are known to bear it
     trees      nested arguments          tensors   storages, hooks, schemas       fake     tensors without data
     trace      the joint graph           recurrent layers traced as cells         cuda     streams, devices, cuBLAS
+    checkpoints  torch.utils.checkpoint inside a model
     allocations  bytes held at most, by the allocator or torch's profiler
 
 A new torch is tried with `make test-nightly`, which says which of these symbols are gone.

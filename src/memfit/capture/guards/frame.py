@@ -13,6 +13,7 @@ from typing import Any, cast
 from torch import nn
 
 from memfit.capture.guards.beside import Beside
+from memfit.torch_private.checkpoints import cuts_gradients, is_tagged
 from memfit.torch_private.dynamo import CapturedFrame, NotCaptured, capture_frame
 
 _MANY_MODULES = 150  # from here on the guards trust versions of dictionaries: walking all of them would take 1 % of a 10 ms step
@@ -56,5 +57,8 @@ def capture_step(local: Locals) -> GuardedFrame:
     captured = capture_frame(cast(FunctionType, run_step), local, fast_check=many)
     if "random" in captured.effects:
         raise NotCaptured("random numbers of Python are drawn")
+    sources = dict(zip(captured.graph.graph.find_nodes(op="placeholder"), captured.sources, strict=True))
+    if any(is_tagged(node) and cuts_gradients(node, sources) for node in captured.graph.graph.nodes):
+        raise NotCaptured("a reentrant torch.utils.checkpoint is handed nothing that wants a gradient, and gives none to what is inside it")
     writes = tuple(effect for effect in captured.effects if effect.startswith("L["))
     return GuardedFrame(captured=captured, beside=Beside.around(local, captured), writes=writes)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from memfit.capture.trace.provenance import place_of, placed_at
+from memfit.torch_private.checkpoints import is_tagged
 
 _IN_PLACE = frozenset(
     getattr(operator, name) for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor")
@@ -72,6 +73,12 @@ class GraphModel(nn.Module):
         """The outputs that are kept, from these parameters, buffers and inputs; each node is said to come from where Dynamo saw it."""
         made = _Places(self._plain[0]).run(*(state[f] if isinstance(f, str) else inputs[f] for f in self.feeds))
         return tuple(made[k] for k in self.kept)
+
+    @property
+    def num_checkpoints(self) -> int:
+        """How often the user's code has a part computed again by `torch.utils.checkpoint`."""
+        graphs = [m for m in self._plain[0].modules() if isinstance(m, torch.fx.GraphModule)]
+        return sum(is_tagged(node) for graph in graphs for node in graph.graph.nodes)
 
     @property
     def samples(self) -> dict[int, torch.Tensor]:
@@ -133,8 +140,11 @@ def _num_outputs(graph: torch.fx.GraphModule) -> int:
 
 
 class _Places(torch.fx.Interpreter):
-    """Runs a graph, and says of each op which module and line of the user's it comes from."""
+    """Runs a graph, and says of each op which module and line of the user's it comes from. Checkpoints in it run as what is inside them."""
 
     def run_node(self, n: torch.fx.Node) -> Any:
         with placed_at(place_of(n)):
+            if is_tagged(n):
+                (inside, *inputs), _ = self.fetch_args_kwargs_from_env(n)
+                return _Places(inside).run(*inputs)
             return super().run_node(n)

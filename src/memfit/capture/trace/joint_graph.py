@@ -23,6 +23,7 @@ from memfit.capture.trace.gpu_attention import GpuAttention
 from memfit.capture.trace.known_constants import KnownConstants
 from memfit.capture.trace.provenance import line_of, recording_where
 from memfit.core.errors import Unsupported
+from memfit.torch_private.checkpoints import checkpoints_left_out
 from memfit.torch_private.fake import Mode, is_fake, is_traced, shared_fake_mode
 from memfit.torch_private.trace import JointTrace, say_compiling, trace_joint
 from memfit.torch_private.trees import flatten, take_apart, tensors_inside
@@ -37,6 +38,7 @@ class Joint:
     output_leaves: tuple[Any, ...]  # None where the graph gives a tensor, else the plain value
     num_parameters: int
     num_buffers: int
+    num_checkpoints: int = 0  # torch.utils.checkpoint in the model, left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,18 +119,21 @@ class _Step(nn.Module):
             self._names.append((f"buffer_{i}", name))
         self.output_spec: Any = None
         self.output_leaves: tuple[Any, ...] = ()
+        self.num_checkpoints = 0
 
     def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         model, call, loss_fn, num_targets, cloned = self._plain
         args, kwargs = call.rebuild(tensors)
         inputs, targets = (args[: len(args) - num_targets], args[len(args) - num_targets :]) if num_targets else (args, ())
         state = {name: getattr(self, own) for own, name in self._names}
-        if isinstance(model, GraphModel):
-            result = model.call_with(state, inputs)
-        else:
-            result = torch.func.functional_call(model, state, inputs, kwargs)
-        if loss_fn is not None:
-            result = loss_fn(result, *targets)
+        with checkpoints_left_out() as met:
+            if isinstance(model, GraphModel):
+                result = model.call_with(state, inputs)
+            else:
+                result = torch.func.functional_call(model, state, inputs, kwargs)
+            if loss_fn is not None:
+                result = loss_fn(result, *targets)
+        self.num_checkpoints = model.num_checkpoints if isinstance(model, GraphModel) else len(met)
         leaves, self.output_spec = flatten(take_apart(result))
         beside = _find_beside_the_loss(leaves) if self._loss_only else ()
         leaves = [LeftOut.like(x) if i in beside else x for i, x in enumerate(leaves)]
@@ -182,6 +187,7 @@ def _export(model: nn.Module, step: _Step, manner: Manner) -> tuple[Joint, froze
         output_leaves=step.output_leaves,
         num_parameters=traced.num_parameters,
         num_buffers=traced.num_buffers,
+        num_checkpoints=step.num_checkpoints,
     )
     return joint, traced.aliased_outputs - step._plain[4]
 
