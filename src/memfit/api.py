@@ -20,7 +20,7 @@ from memfit.pipeline.forms import Forms
 from memfit.pipeline.prepare import Preparer
 from memfit.pipeline.saved_plan import load_plan
 from memfit.pipeline.study import find_smallest_budget, study
-from memfit.pipeline.task import DEFAULT_ALLOW, Task, task_and_call
+from memfit.pipeline.task import DEFAULT_ALLOW, Other, Task, task_and_call
 from memfit.planning import plan as find_plan
 from memfit.planning.frontier.monotone import plan_curve, share_out, spread_budgets
 from memfit.profile.devices import device as find_device
@@ -61,6 +61,7 @@ def fit(
     check: bool | str = "auto",
     replay: bool = False,
     keep_outputs: bool | None = None,
+    others: Sequence[Any] = (),
 ) -> FittedModule:
     """A drop-in for `model` whose training step stays inside `budget` bytes of device memory.
 
@@ -76,13 +77,14 @@ def fit(
     steps where they fit (slower, to be sure or to find what goes wrong), False none.
     `keep_outputs`: whether a model that returns its loss also produces what it returns beside it (logits, caches). None: where the budget
     holds them; left out, they are computed when somebody reads them.
+    `others`: models, or (model, optimizer) pairs, that share the budget with this one: what they hold between their own steps is left free.
     `replay`: from the fifth step of a shape on, forward and backward are replayed from CUDA graphs, without Python between the kernels.
     """
     _check_options(model, engine, allow, check)
     _check_replay(model, replay)
     device_bytes = parse_bytes(budget, what="budget")
     task, example = task_and_call(model, example_inputs, loss_fn, example_targets, optimizer, device, parse_bytes(reserve, what="reserve"))
-    task = replace(task, allow=tuple(allow), engine=engine, keep_outputs=keep_outputs)
+    task = replace(task, allow=tuple(allow), engine=engine, keep_outputs=keep_outputs, others=tuple(map(Other.of, others)))
     saved = load_plan(plan)
     if saved is not None and any(p.grad is not None for p in model.parameters()):
         raise BadInput("the model's parameters hold gradients already, and a saved plan starts without: call optimizer.zero_grad() first.")

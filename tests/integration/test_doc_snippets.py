@@ -31,6 +31,7 @@ TRAINING = (
     "how-to/estimate-memory.md",
     "how-to/fit-a-model.md",
     "how-to/when-a-budget-is-refused.md",
+    "how-to/adapters-and-several-models.md",
     "how-to/accumulate-gradients.md",
     "how-to/torch-compile-backend.md",
     "how-to/save-and-reuse-plans.md",

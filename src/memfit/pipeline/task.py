@@ -18,11 +18,33 @@ DEFAULT_ALLOW = ("recompute", "variants")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Other:
+    """A model that lives beside the one that is fitted, and its optimizer if it is trained."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer | None = None
+
+    @property
+    def trained(self) -> list[torch.Tensor]:
+        """Parameters that get gradients; those of the optimizer, frozen for now or not."""
+        if self.optimizer is not None:
+            return [p for group in self.optimizer.param_groups for p in group["params"]]
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+    @staticmethod
+    def of(given: Any) -> Other:
+        model, optimizer = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+        if not isinstance(model, nn.Module) or not (optimizer is None or hasattr(optimizer, "param_groups")):
+            raise BadInput(f"others has a {type(given).__name__}: give models, or (model, optimizer) pairs.")
+        return Other(model=model, optimizer=optimizer)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Task:
     """`engine`: "eager" runs PyTorch's own kernels, "inductor" compiled regions; "auto" compiles on CUDA what is large enough.
 
     `device` names one that is planned for and need not be here. `keep_outputs`: whether outputs beside the loss are produced; None where a
-    budget holds them.
+    budget holds them. `others` have their place in the budget too.
     """
 
     model: nn.Module
@@ -34,6 +56,7 @@ class Task:
     allow: tuple[str, ...] = DEFAULT_ALLOW
     engine: str = "eager"
     keep_outputs: bool | None = True
+    others: tuple[Other, ...] = ()
 
     @cached_property
     def compiles(self) -> bool:

@@ -24,7 +24,7 @@ from memfit.runtime.autograd_step import Ready, Session, Step, run, source_bytes
 from memfit.runtime.check import EVERY_STEP, CannotJudge, Verdict, compare
 from memfit.runtime.cuda_graphs import Recorder, Recording, Replayed
 from memfit.runtime.free_memory import free_bytes
-from memfit.runtime.gradients import GradientSink, Tangents
+from memfit.runtime.gradients import GradientSink, Tangents, are_there, count_left
 from memfit.runtime.later import Later
 from memfit.runtime.moment import Moment
 from memfit.runtime.plain_calls import PlainCall
@@ -214,7 +214,8 @@ class Stepper:
         """The plan for this call, made now if it is new, and the step's source tensors."""
         self.check_targets(args, kwargs)
         known_by, accumulates, sources = self.look(args, kwargs)
-        held_bytes = count_bucket_bytes()
+        left_bytes = count_left(sources)
+        held_bytes = count_bucket_bytes() + left_bytes
         shape = self.shapes.find((known_by, held_bytes))
         if shape is None:
             if self.watched is not None:
@@ -230,6 +231,8 @@ class Stepper:
             with self.watched.planning() if self.watched is not None else nullcontext():
                 ready = self.preparer.plan_for(self.flatten(args, kwargs), accumulates=accumulates, tighter_by=0, held_bytes=held_bytes)
             new = _Shape(ready=ready, prepare=prepare, moment=moment, notes=[*ready.notes])
+            if left_bytes:
+                new.note(f"frozen parameters hold gradients of {format_bytes(left_bytes)}: setting their .grad to None gives them back")
             shape = self.shapes.keep((known_by, held_bytes), new)
         elif self.watched is not None:
             self.watched.served(known_by[0])
@@ -237,13 +240,14 @@ class Stepper:
 
     def knows(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether this call has a plan already."""
-        return self.shapes.find((self.look(args, kwargs)[0], count_bucket_bytes())) is not None
+        known_by, _, sources = self.look(args, kwargs)
+        return self.shapes.find((known_by, count_bucket_bytes() + count_left(sources))) is not None
 
     def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool, tuple[torch.Tensor, ...]]:
         """What the plan for this call is known by, whether gradients are there already, and the step's source tensors."""
         call = self.flatten(args, kwargs)
         parameters, buffers, training = _parts_of(self.model)
-        accumulates = any(p.grad is not None for p in parameters)
+        accumulates = are_there(parameters)
         around = self.watched.look(call) if self.watched is not None else None
         key = ((call.key(), accumulates, training, _mode_of(parameters)), around)
         return key, accumulates, (*parameters, *buffers, *call.tensors)

@@ -84,3 +84,13 @@ def _match_layout(tangent: torch.Tensor | None, sample: torch.Tensor | None, dev
         return tangent.detach()
     fresh = torch.empty_strided(sample.shape, sample.stride(), dtype=sample.dtype, device=tangent.device)
     return fresh.copy_(tangent)
+
+
+def are_there(parameters: Sequence[torch.Tensor]) -> bool:
+    """Whether gradients of earlier steps are there, to which those of this one are added."""
+    return any(p.grad is not None for p in parameters if p.requires_grad)
+
+
+def count_left(sources: Sequence[torch.Tensor]) -> int:
+    """Bytes of gradients on what is frozen: of its time before, or of another model's step (a critic inside a generator's)."""
+    return sum(s.grad.nbytes for s in sources if not s.requires_grad and s.grad is not None)

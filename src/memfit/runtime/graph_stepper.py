@@ -17,6 +17,7 @@ from memfit.capture.guards.frame import GuardedFrame
 from memfit.capture.guards.graph_model import GraphModel, find_outputs_beside_the_loss
 from memfit.core.errors import InfeasibleBudget, NoPlanFound
 from memfit.runtime.closed_loop import Stepper
+from memfit.runtime.gradients import are_there
 from memfit.runtime.later import Later
 from memfit.torch_private.trees import leaves_of, take_apart
 
@@ -31,7 +32,7 @@ class GraphStepper(Stepper):
 
     def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool, tuple[torch.Tensor, ...]]:
         parameters, buffers = self.model.tensors
-        accumulates = any(p.grad is not None for p in parameters)
+        accumulates = are_there(parameters)
         return accumulates, accumulates, (*parameters, *buffers, *args)
 
 
