@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import memfit
-from memfit.pipeline.doctor.floors import join_numbers
+from memfit.pipeline.doctor.held import join_numbers
 
 WORDS = 3000
 Step = tuple[nn.Module, tuple[Tensor, ...], tuple[Tensor, ...]]
@@ -99,7 +99,9 @@ def test_what_it_reached_can_be_trained_in() -> None:
 def test_rows_are_storages_alike() -> None:
     model, (x,), (y,) = tower()
     found = ask((model, (x[:8],), (y[:8],)))  # held by the optimizer's step, when all gradients are there
-    assert ("gradient", 2, 64 * 256 * 4, "0..1.2") in {(row.kind, row.count, row.each_bytes, row.where) for row in found.held}
+    assert ("gradient", 2, 64 * 256 * 4, "of 0..1.2.weight", "0..1.2") in {
+        (r.kind, r.count, r.each_bytes, r.name, r.where) for r in found.held
+    }
 
 
 def test_half_the_rows_have_the_minimum_that_is_said() -> None:
@@ -119,17 +121,21 @@ def test_another_optimizer_has_the_minimum_that_is_said() -> None:
 class Language(nn.Module):
     """Gives its loss and, beside it, logits."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, breaks: bool = False) -> None:
         super().__init__()
+        self.breaks = breaks
         self.embed, self.head = nn.Embedding(WORDS, 16), nn.Linear(16, WORDS)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        if self.breaks:
+            torch._dynamo.graph_break()
         logits = self.head(self.embed(tokens))
         return functional.cross_entropy(logits, tokens), logits
 
 
-def test_outputs_beside_the_loss_are_counted() -> None:
-    model, tokens = Language(), torch.randint(0, WORDS, (64,))
+@pytest.mark.parametrize("breaks", [False, True], ids=["captured", "own trace"])
+def test_outputs_beside_the_loss_are_counted(breaks: bool) -> None:
+    model, tokens = Language(breaks=breaks), torch.randint(0, WORDS, (64,))
 
     def ask_for(keep: bool | None) -> Any:
         return memfit.doctor(model, (tokens,), keep_outputs=keep, time_limit_s=0.2)

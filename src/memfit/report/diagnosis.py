@@ -149,6 +149,8 @@ class Diagnosis:
 def _describe(row: Held) -> str:
     each = "of them" if row.each_bytes is None else f"x {format_bytes(row.each_bytes)}"
     many = f"{row.count} {each}" if row.count > 1 else ""
+    if row.kind == "gradient" and row.name:
+        return f"{format_bytes(row.size_bytes):>11}  {row.kind:<10} {_join(' ', many, row.name)}"  # its parameter says where
     made = _join(" ", f"by {row.made_by}" if row.made_by else "", f"at {row.where}" if row.where else "")
     return f"{format_bytes(row.size_bytes):>11}  {row.kind:<10} {_join(' ', many, row.name, 'made ' + made if made else '')}"
 

@@ -15,7 +15,8 @@ from memfit.core.outcome import Outcome
 from memfit.core.plan import Plan
 from memfit.pipeline.beside import count_held_elsewhere, count_slack
 from memfit.pipeline.costs import TableCosts
-from memfit.pipeline.doctor.floors import Lowest, list_held, look_at, try_passes
+from memfit.pipeline.doctor.floors import Lowest, look_at, try_passes
+from memfit.pipeline.doctor.held import list_held
 from memfit.pipeline.doctor.outside import count_lasting, fewer_rows, frozen_parameters, offloading, other_optimizers
 from memfit.pipeline.doctor.step import Seen, see_step
 from memfit.pipeline.forms import Forms

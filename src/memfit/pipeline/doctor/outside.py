@@ -19,20 +19,26 @@ from memfit.pipeline.costs import Costed, TableCosts
 from memfit.pipeline.doctor.floors import Lowest
 from memfit.report.diagnosis import Remedy
 
+_HARDLY = 0.01
+
 
 def fewer_rows(call: Call, lowest: Lowest, minimum_with: Callable[[Call], int]) -> Iterator[Remedy]:
     """Half of the batch, where all tensors of the call have as many rows. A model may refuse another batch in any way it likes."""
     rows = {t.shape[0] for t in call.tensors if t.dim()}
     if len(rows) != 1 or (whole := rows.pop()) < 2:
         return
-    half = replace(call, tensors=tuple(t.detach()[: whole // 2].clone() if t.dim() else t for t in call.tensors))
+    halves = {id(t): t.detach()[: whole // 2].clone() for t in call.tensors if t.dim()}  # what is given twice is one tensor again
+    half = replace(call, tensors=tuple(halves.get(id(t), t) for t in call.tensors))
     try:
         after = minimum_with(half)
     except Exception:
         return
     a_row = (lowest.bytes - after) // (whole - whole // 2)
-    if a_row > 0:
-        yield Remedy(what=f"{whole // 2} rows instead of {whole}", after_bytes=after, note=f"about {format_bytes(a_row)} a row")
+    what = f"{whole // 2} rows instead of {whole}"
+    if lowest.bytes - after < _HARDLY * lowest.bytes:
+        yield Remedy(what=what, after_bytes=None, note="next to nothing less, the minimum is held by something else")
+    else:
+        yield Remedy(what=what, after_bytes=after, note=f"about {format_bytes(a_row)} a row")
 
 
 def other_optimizers(optimizer: Any, lowest: Lowest, costs: TableCosts, target: str | None) -> Iterator[Remedy]:

@@ -1,7 +1,7 @@
 """The step as `fit` would plan it, and what was refused on the way: Dynamo's graph, with and without outputs beside the loss, or our own trace.
 
 call ─ Dynamo ─┬─ graph ──────────────> forms, and forms without outputs beside the loss
-               └─ refuses, and why ───> forms of memfit's own trace
+               └─ refuses, and why ───> the same of memfit's own trace
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def see_step(task: Task, call: Call) -> Seen:
             fewer = _forms_over(frame, task, local, call, keep_outputs=False)
             _ = whole.plain  # traced here: what `fit` cannot trace it traces itself
     except (NotCaptured, Unsupported, BadInput) as error:
-        return Seen(whole=Forms(task, call), refusal=str(error))
+        own = Forms(task, call)
+        leaves_out = own.plain.has_outputs_beside_the_loss
+        return Seen(whole=own, fewer=Forms(replace(task, keep_outputs=False), call) if leaves_out else None, refusal=str(error))
     return Seen(whole=whole, fewer=fewer if _leaves_out(fewer) else None)
 
 
