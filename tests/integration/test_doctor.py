@@ -90,6 +90,9 @@ def test_what_it_reached_can_be_trained_in() -> None:
     assert found.verdict == "FITS AS IT IS"
     assert found.reached_bytes is not None
     assert found.minimum_bytes <= found.reached_bytes < found.keep_all_bytes
+    assert [found.reached_bytes < p.budget_bytes < found.keep_all_bytes for p in found.larger] == [True, True]
+    assert found.reached_overhead_fraction is not None
+    assert all(p.overhead_fraction <= found.reached_overhead_fraction for p in found.larger)
     fitted = fit(step, found.reached_bytes)
     model, inputs, targets = step
     fitted(*inputs, *targets).backward()

@@ -53,10 +53,19 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Priced:
+    """A budget, and what a plan inside it costs in op time."""
+
+    budget_bytes: int
+    overhead_fraction: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     """`as_it_is_bytes` is the minimum of the step without any pass, `minimum_bytes` that of all forms that are allowed, which `form` has.
 
-    `reached_bytes` is the smallest peak of a plan that was found. All of them count `beside_bytes`, what a budget holds besides the step.
+    `reached_bytes` is the smallest peak of a plan that was found, `larger` what more memory costs less. All of them count `beside_bytes`, what
+    a budget holds besides the step.
     """
 
     minimum_bytes: int
@@ -71,6 +80,7 @@ class Diagnosis:
     reached_bytes: int | None
     reached_overhead_fraction: float | None
     keep_all_bytes: int
+    larger: tuple[Priced, ...] = ()
     beside_bytes: int = 0
     budget_bytes: int | None = None
     budget_overhead_fraction: float | None = None
@@ -97,12 +107,16 @@ class Diagnosis:
         lines = []
         if self.budget_bytes is not None:
             more = _say_overhead(self.budget_overhead_fraction)
-            lines.append(f"budget   {format_bytes(self.budget_bytes)} ({self.budget_bytes} bytes): {self.verdict}{more}")
+            lines.append(f"budget   {format_bytes(self.budget_bytes)} ({self.budget_bytes} bytes): {self.verdict}{more and ',' + more}")
         lines.append(f"minimum  {format_bytes(self.minimum_bytes)} ({self.minimum_bytes} bytes), proven; {self.held_at}")
         if self.reached_bytes is not None:
             more = _say_overhead(self.reached_overhead_fraction)
             lines.append(
-                f"reached  {format_bytes(self.reached_bytes)} ({self.reached_bytes} bytes) by a plan{more}: the next budget to ask for"
+                f"reached  {format_bytes(self.reached_bytes)} ({self.reached_bytes} bytes) by a plan{more and ',' + more}: the next budget to ask for"
+            )
+        if self.larger:
+            lines.append(
+                "larger   " + ", ".join(f"{format_bytes(p.budget_bytes)}{_say_overhead(p.overhead_fraction)}" for p in self.larger)
             )
         lines.append(f"plain    {format_bytes(self.keep_all_bytes)}: from there on nothing has to be planned")
         return lines
@@ -169,4 +183,4 @@ def _wrap(head: str, names: list[str]) -> list[str]:
 
 def _say_overhead(fraction: float | None) -> str:
     """Forms of ops that hold less may also be faster."""
-    return "" if fraction is None else f", at {100 * abs(fraction):.0f} % {'less' if fraction < 0 else 'more'} op time"
+    return "" if fraction is None else f" at {100 * abs(fraction):.0f} % {'less' if fraction < 0 else 'more'} op time"

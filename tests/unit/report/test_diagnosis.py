@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from memfit.report.diagnosis import Diagnosis, Held, PassEffect, Remedy
+from memfit.report.diagnosis import Diagnosis, Held, PassEffect, Priced, Remedy
 
 MIB = 2**20
 LAYERS = Held(
@@ -36,6 +36,7 @@ FOUND = Diagnosis(
     reached_bytes=21 * MIB,
     reached_overhead_fraction=0.25,
     keep_all_bytes=90 * MIB,
+    larger=(Priced(budget_bytes=44 * MIB, overhead_fraction=0.1), Priced(budget_bytes=67 * MIB, overhead_fraction=-0.02)),
 )
 
 
@@ -43,6 +44,7 @@ def test_the_screen() -> None:
     assert str(FOUND).splitlines() == [
         "minimum  20.00 MiB (20971520 bytes), proven; at op 7 (aten.mm.default) 14 storages must coexist",
         "reached  21.00 MiB (22020096 bytes) by a plan, at 25 % more op time: the next budget to ask for",
+        "larger   44.00 MiB at 10 % more op time, 67.00 MiB at 2 % less op time",
         "plain    90.00 MiB: from there on nothing has to be planned",
         'what must be there together (form "chunked-loss"):',
         "    12.00 MiB  activation 12 x 1.00 MiB made by aten.gelu.default at layers.0..11.mlp, net.py:7",

@@ -23,7 +23,7 @@ from memfit.pipeline.forms import Forms
 from memfit.pipeline.study import find_smallest_budget
 from memfit.pipeline.task import Task
 from memfit.planning import plan as find_plan
-from memfit.report.diagnosis import Diagnosis, PassEffect, Remedy
+from memfit.report.diagnosis import Diagnosis, PassEffect, Priced, Remedy
 from memfit.report.progress import Progress
 
 Row = TypeVar("Row", PassEffect, Remedy)
@@ -60,6 +60,7 @@ def diagnose(question: Question, progress: Progress) -> Diagnosis:
     reached, base = _reach(known, question), whole.costed.keep_all
     inside = _plan_inside(known, question, beside)
     reached_bytes = None if reached is None else reached.timeline.peak_bytes
+    larger = tuple(_price_larger(known, question, reached, base, beside))
     progress.update("looking at what is outside")
     return Diagnosis(
         minimum_bytes=lowest.bytes + beside,
@@ -74,6 +75,7 @@ def diagnose(question: Question, progress: Progress) -> Diagnosis:
         reached_bytes=None if reached_bytes is None else reached_bytes + beside,
         reached_overhead_fraction=None if reached is None else _overhead(reached, base),
         keep_all_bytes=base.timeline.peak_bytes + beside,
+        larger=larger,
         beside_bytes=beside,
         budget_bytes=question.budget_bytes,
         budget_overhead_fraction=None if inside is None else _overhead(inside, base),
@@ -139,7 +141,20 @@ def _plan_inside(known: list[Lowest], question: Question, beside: int) -> Plan |
     """A plan for the budget that was asked about, the fastest that is found."""
     if question.budget_bytes is None:
         return None
-    limit, seconds = max(0, question.budget_bytes - beside), question.time_limit_s / 2
+    return _fastest(known, max(0, question.budget_bytes - beside), question.time_limit_s / 2)
+
+
+def _price_larger(known: list[Lowest], question: Question, reached: Plan | None, base: Plan, beside: int) -> Iterator[Priced]:
+    """Two budgets on the way from the smallest plan to the plain step, and what they cost."""
+    low, high = (base if reached is None else reached).timeline.peak_bytes, base.timeline.peak_bytes
+    for limit in (low + (high - low) // 3, low + 2 * (high - low) // 3):
+        plan = _fastest(known, limit, question.time_limit_s / 4) if low < limit < high else None
+        if plan is not None and reached is not None:
+            best = min(_overhead(plan, base), _overhead(reached, base))  # the smallest plan fits here too
+            yield Priced(budget_bytes=limit + beside, overhead_fraction=best)
+
+
+def _fastest(known: list[Lowest], limit: int, seconds: float) -> Plan | None:
     able = [x for x in known if x.bytes <= limit][:_PLANNED]
     found = [find_plan(x.costed.captured.graph, x.costed.costs, limit, time_limit_s=seconds / len(able)).plan for x in able]
     return min((plan for plan in found if plan is not None), key=lambda plan: plan.timeline.time_ns, default=None)

@@ -81,13 +81,13 @@ class _Known:
     def row(self, members: list[int]) -> Held:
         found = [self.captured.graph.storages[s] for s in members]
         made = [op for s in members if (op := self.maker(s)) is not None]
-        sizes = {s.size_bytes for s in found}
+        same_size = len({s.size_bytes for s in found}) == 1
         return Held(
             count=len(found),
             kind=str(found[0].kind),
             size_bytes=sum(s.size_bytes for s in found),
-            each_bytes=sizes.pop() if len(sizes) == 1 else None,
-            name=join_numbers([self.name(s) for s in members]),
+            each_bytes=found[0].size_bytes if same_size else None,
+            name=join_numbers([self.name(s) for s in members]) if same_size else "",
             made_by=made[0].name if made else "",
             where=join_numbers([op.where for op in made]) if made else "",
         )
