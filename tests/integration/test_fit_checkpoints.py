@@ -141,3 +141,19 @@ def test_a_model_of_transformers(reentrant: bool) -> None:
     assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), fitted.parameters(), strict=True))
     assert any(NOTE.format("2 places") in note for note in fitted.report().notes)
     assert "bit for bit" in fitted.report().check
+
+
+@pytest.mark.parametrize("how", ["without reentry", "reentrant"])
+def test_the_backend_of_torch_compile(how: str) -> None:
+    """Dropout included, and compared in the first step: what Dynamo writes for a checkpoint draws other numbers when it is run again."""
+    memfit.register_backend()
+    torch._dynamo.reset()
+    model = Blocks(how)
+    plain = copy.deepcopy(model)
+    compiled = torch.compile(model, backend="memfit", options={"budget": "1GiB", "check": True})
+    for seed in range(2):
+        for each, step in ((model, compiled), (plain, plain)):
+            each.zero_grad()
+            torch.manual_seed(seed)
+            loss_fn(step(tokens()), tokens()).backward()
+        assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), plain.parameters(), strict=True))

@@ -24,7 +24,7 @@ from memfit.runtime.autograd_step import Session
 from memfit.runtime.gradients import GradientSink, Tangents
 from memfit.runtime.plain_calls import made_plain
 from memfit.runtime.rng import get_state, set_state
-from memfit.torch_private.checkpoints import reentry_left_out
+from memfit.torch_private.checkpoints import checkpoints_left_out
 from memfit.torch_private.random_ops import keep_random_states
 from memfit.torch_private.trees import leaves_of, take_apart
 
@@ -152,7 +152,7 @@ def _run_plain(session: Session, tangents: Tangents, plain: Callable[[], Any], c
         for i, old in session.old_buffers.items():
             session.sources[i].data.copy_(old)
         set_state(device, session.rng_at_start)
-        with made_plain(), torch.enable_grad(), reentry_left_out():
+        with made_plain(), torch.enable_grad(), checkpoints_left_out():
             outputs = _outputs_made(session, leaves_of(take_apart(plain())))
             found: dict[str, torch.Tensor | None] = {f"output {k}": o.detach() for k, o in enumerate(outputs)}
             used = [(outputs[i], t) for i, t in zip(convention.differentiable, tangents, strict=True) if t is not None]

@@ -7,7 +7,7 @@ tag_activation_checkpoint(...)  is what Dynamo writes for it into its graph: run
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,7 +24,11 @@ _TAGGED = Symbol("torch._higher_order_ops.wrap.tag_activation_checkpoint", _NEED
 
 @contextmanager
 def checkpoints_left_out() -> Iterator[list[str]]:
-    """Inside it a checkpoint runs its function and keeps what that keeps. The list gets an entry for each that was met."""
+    """Inside it a checkpoint runs its function and keeps what that keeps. The list gets an entry for each that was met.
+
+    Also where the plain model is run to compare: a reentrant one has gradients only for `backward()`, and Dynamo's node, run as it is, draws
+    other random numbers the second time.
+    """
     met: list[str] = []
     if not is_tested():
         yield met
@@ -38,11 +42,6 @@ def checkpoints_left_out() -> Iterator[list[str]]:
     patches = (Patch(_CHECKPOINTS(), "_checkpoint_without_reentrant_generator", around), _run_reentrant(lambda: met.append("reentrant")))
     with patch_torch(_NEED, *patches):
         yield met
-
-
-def reentry_left_out() -> AbstractContextManager[None]:
-    """Inside it a reentrant checkpoint, which has gradients only for `backward()`, has them for `torch.autograd.grad` too."""
-    return patch_torch(_NEED, _run_reentrant(lambda: None)) if is_tested() else nullcontext()
 
 
 def _run_reentrant(meet: Callable[[], None]) -> Patch:
