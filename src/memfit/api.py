@@ -209,7 +209,7 @@ def doctor(
     What holds the minimum, what is fixed, what each pass and each change outside does to the minimum, what was refused, and the smallest
     budget that a plan was found for. Of the eager engine; works for a model on the meta device. Arguments are those of `fit`.
     """
-    _check_allow(allow)
+    _check_options(model, "eager", allow, check=True)
     task, call = task_and_call(model, example_inputs, loss_fn, example_targets, optimizer, device, parse_bytes(reserve, what="reserve"))
     question = Question(
         task=replace(task, allow=tuple(allow)),

@@ -177,6 +177,28 @@ def test_a_refusal_of_dynamo_is_said_with_its_line() -> None:
     assert memfit.doctor(nn.Linear(4, 1), (torch.randn(2, 4),), time_limit_s=0.1).refused == ()
 
 
+def test_gradients_that_are_there_count_as_in_fit() -> None:
+    step = wide_head()
+    before = ask(step).minimum_bytes
+    functional.cross_entropy(step[0](*step[1]), *step[2]).backward()
+    step[0][0].requires_grad_(False)  # type: ignore[index]
+    optimizer = torch.optim.AdamW([p for p in step[0].parameters() if p.requires_grad])
+    said = refusal(step, optimizer=optimizer)
+    found = ask(step, optimizer=optimizer)
+    assert found.minimum_bytes == said.minimum_bytes != before
+    assert found.beside_bytes == 32 * 33 * 4  # left on what was frozen
+    assert sum(row.size_bytes for row in found.held) + found.beside_bytes == found.minimum_bytes
+
+
+def test_a_fitted_model_is_refused_and_one_that_trains_nothing_is_not() -> None:
+    fitted = memfit.fit(nn.Linear(4, 1), (torch.randn(2, 4),), budget="1MiB", check=False)
+    with pytest.raises(memfit.BadInput, match="fitted already"):
+        memfit.doctor(fitted, (torch.randn(2, 4),))
+    found = memfit.doctor(nn.Linear(4, 1).requires_grad_(False), (torch.randn(2, 4),), time_limit_s=0.1)
+    assert found.fixed["gradient"] == 0
+    assert found.minimum_bytes > 0
+
+
 def test_nothing_of_the_users_is_touched() -> None:
     step = convolutions()
     optimizer, before, random = torch.optim.AdamW(step[0].parameters()), [p.clone() for p in step[0].parameters()], torch.get_rng_state()

@@ -25,6 +25,7 @@ from memfit.pipeline.task import Task
 from memfit.planning import plan as find_plan
 from memfit.report.diagnosis import Diagnosis, PassEffect, Priced, Remedy
 from memfit.report.progress import Progress
+from memfit.runtime.gradients import count_left
 
 Row = TypeVar("Row", PassEffect, Remedy)
 _PLANNED = 2
@@ -124,7 +125,8 @@ def _count_beside(question: Question, plain: Lowest) -> int:
     """As `fit` counts it."""
     captured = plain.costed.captured
     peak = plain.costed.keep_all.timeline.peak_bytes
-    return count_held_elsewhere(question.task, question.call, captured) + count_slack(captured, peak)
+    left = count_left(tuple(question.task.model.parameters()))
+    return count_held_elsewhere(question.task, question.call, captured, left) + count_slack(captured, peak)
 
 
 def _reach(known: list[Lowest], question: Question) -> Plan | None:
