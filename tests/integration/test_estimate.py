@@ -14,6 +14,7 @@ from torch.nn import functional
 
 import memfit
 from memfit.cli import main
+from memfit.profile import devices
 from memfit.profile.devices import Device, register
 
 ROWS = 128
@@ -72,7 +73,8 @@ def test_near_the_smallest_budget_fit_has_a_plan_and_below_the_minimum_none() ->
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(1.0, "FITS"), (0.9, "FITS WITH MEMFIT"), (0.01, "DOES NOT FIT")])
-def test_verdicts_for_a_model_that_is_nowhere(share: float, verdict: str) -> None:
+def test_verdicts_for_a_model_that_is_nowhere(share: float, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "DEVICES", dict(devices.DEVICES))
     with torch.device("meta"):
         model, x, y, optimizer = _step()
     options = {"loss_fn": functional.cross_entropy, "example_targets": (y,), "optimizer": optimizer}
