@@ -71,7 +71,7 @@ def diagnose(question: Question, progress: Progress) -> Diagnosis:
         fixed=count_lasting(lowest.costed.captured.graph),
         as_it_is_bytes=whole.bytes + beside,
         passes=tuple(_and_beside(row, beside) for row in passes),
-        outside=tuple(_and_beside(row, beside) for row in _list_outside(lowest, question, reached_bytes)),
+        outside=tuple(_and_beside(row, beside) for row in _list_outside(known, question, reached_bytes)),
         refused=_list_refused(seen),
         reached_bytes=None if reached_bytes is None else reached_bytes + beside,
         reached_overhead_fraction=None if reached is None else _overhead(reached, base),
@@ -107,10 +107,10 @@ def _outputs_row(seen: Seen, question: Question, whole: Lowest) -> tuple[PassEff
     return (PassEffect(name="keep_outputs=False", numbers="same bits", before_bytes=whole.bytes, after_bytes=after, note=note),)
 
 
-def _list_outside(lowest: Lowest, question: Question, reached_bytes: int | None) -> Iterator[Remedy]:
-    task = question.task
-    yield from fewer_rows(question.call, lowest, lambda call: _minimum_with(call, question, lowest))
-    yield from other_optimizers(task.optimizer, lowest, question.costs, "cuda" if task.is_elsewhere else None)
+def _list_outside(known: list[Lowest], question: Question, reached_bytes: int | None) -> Iterator[Remedy]:
+    task, lowest = question.task, known[0]
+    yield from fewer_rows(question.call, lowest, lambda call: _minimum_with(call, question))
+    yield from other_optimizers(task.optimizer, known, question.costs, "cuda" if task.is_elsewhere else None)
     yield from frozen_parameters(lowest.costed.captured.graph)
     yield from offloading(lowest, reached_bytes, task.allow)
 
@@ -157,16 +157,20 @@ def _price_larger(known: list[Lowest], question: Question, reached: Plan | None,
 
 
 def _fastest(known: list[Lowest], limit: int, seconds: float) -> Plan | None:
-    able = [x for x in known if x.bytes <= limit][:_PLANNED]
-    found = [find_plan(x.costed.captured.graph, x.costed.costs, limit, time_limit_s=seconds / len(able)).plan for x in able]
+    """A plan of the form that needs least, or of the one that is fastest with everything kept."""
+    able = [x for x in known if x.bytes <= limit]
+    if not able:
+        return None
+    quick = min(able, key=lambda x: x.costed.keep_all.timeline.time_ns)
+    tried = [able[0]] if quick is able[0] else [able[0], quick]
+    found = [find_plan(x.costed.captured.graph, x.costed.costs, limit, time_limit_s=seconds / len(tried)).plan for x in tried]
     return min((plan for plan in found if plan is not None), key=lambda plan: plan.timeline.time_ns, default=None)
 
 
-def _minimum_with(call: Call, question: Question, lowest: Lowest) -> int:
-    """Of the same form, where the step has it for this call too."""
+def _minimum_with(call: Call, question: Question) -> int:
+    """Of all forms of another call's step."""
     forms = _forms_of(see_step(question.task, call), question.keep_outputs)
-    found = look_at(forms.every(), question.costs)
-    return min(x.bytes for x in found if x.costed.name == lowest.costed.name or lowest.costed.name not in {y.costed.name for y in found})
+    return min(x.bytes for x in look_at(forms.every(), question.costs))
 
 
 def _overhead(plan: Plan, base: Plan) -> float:

@@ -41,7 +41,7 @@ def fewer_rows(call: Call, lowest: Lowest, minimum_with: Callable[[Call], int]) 
         yield Remedy(what=what, after_bytes=after, note=f"about {format_bytes(a_row)} a row")
 
 
-def other_optimizers(optimizer: Any, lowest: Lowest, costs: TableCosts, target: str | None) -> Iterator[Remedy]:
+def other_optimizers(optimizer: Any, known: list[Lowest], costs: TableCosts, target: str | None) -> Iterator[Remedy]:
     """The same one stepping parameter by parameter, and two with less state; those that lower the minimum."""
     if optimizer is None:
         return
@@ -52,13 +52,13 @@ def other_optimizers(optimizer: Any, lowest: Lowest, costs: TableCosts, target: 
         "SGD with momentum": lambda: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9),
         "SGD": lambda: torch.optim.SGD(parameters, lr=1e-3),
     }
-    lowest_yet = lowest.bytes
+    lowest_yet = known[0].bytes
     for name, make in others.items():
         try:
             found = optimizer_bytes(make(), device=target)
         except (MemfitError, TypeError, ValueError):
             continue  # not with these parameters
-        after = _with_optimizer(lowest, found, costs)
+        after = min(_with_optimizer(form, found, costs) for form in known)
         if after < lowest_yet:
             lowest_yet = after
             yield Remedy(what=name, after_bytes=after, note=f"its state is {format_bytes(found.state_bytes)}")
@@ -71,9 +71,9 @@ def _one_by_one(real: Any, parameters: list[torch.Tensor]) -> torch.optim.Optimi
     return made
 
 
-def _with_optimizer(lowest: Lowest, found: OptimizerBytes, costs: TableCosts) -> int:
-    """The minimum of the same form of the step with another optimizer after it."""
-    captured = lowest.costed.captured
+def _with_optimizer(form: Lowest, found: OptimizerBytes, costs: TableCosts) -> int:
+    """The minimum of a form of the step with another optimizer after it."""
+    captured = form.costed.captured
     storages = tuple(
         replace(s, size_bytes=found.state_bytes) if s.kind is Kind.OPTIMIZER and s.size_bytes else s for s in captured.graph.storages
     )
