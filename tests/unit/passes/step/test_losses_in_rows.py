@@ -155,7 +155,8 @@ def run_step(captured: Captured, model: nn.Module, call: Call) -> Any:
     return output
 
 
-def assert_same_step(captured: Captured, model: nn.Module, call: Call, **tolerance: float) -> None:
+def assert_same_step(captured: Captured, model: nn.Module, call: Call, **tolerance: float) -> float:
+    """The largest gradient, which differences are held against."""
     twin = copy.deepcopy(model)
     twin.zero_grad()
     expected = twin(*call.tensors)
@@ -163,11 +164,11 @@ def assert_same_step(captured: Captured, model: nn.Module, call: Call, **toleran
     found = run_step(captured, model, call)
     torch.testing.assert_close(found, expected, **tolerance)
     scale = max(float(p.grad.abs().max()) for p in twin.parameters() if p.grad is not None)
-    assert scale > 0
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         assert (p.grad is None) == (q.grad is None)
         if p.grad is not None and q.grad is not None:
-            torch.testing.assert_close(p.grad, q.grad, rtol=0, atol=tolerance["atol"] * scale)
+            torch.testing.assert_close(p.grad, q.grad, rtol=0, atol=tolerance["atol"] * max(scale, 1e-6))  # some are truly zero
+    return scale
 
 
 def widest(captured: Captured) -> int:
@@ -190,7 +191,7 @@ def test_a_loss_in_slices_is_the_plain_one(form: str, batch: int) -> None:
     names = [op.name.split()[0] for op in captured.graph.ops]
     assert names.count("memfit.scores_forward") == names.count("memfit.scores_backward") == 1
     assert widest(captured) <= max(WORDS * WIDTH, 48 * WIDTH), "something as wide as the logits is left"
-    assert_same_step(captured, model, call, rtol=1e-10, atol=1e-10)
+    assert assert_same_step(captured, model, call, rtol=1e-10, atol=1e-10) > 1e-6
     assert len(roofline(captured, "cpu").op_time_ns) == len(captured.graph.ops)
 
 
