@@ -14,8 +14,10 @@ a reader of what comes back for that one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 import torch
@@ -25,7 +27,6 @@ from memfit.core.costs import HOST, level_name
 from memfit.core.errors import Unsupported
 from memfit.core.schedule import Compute, Free, Offload, Reload, Schedule
 from memfit.torch_private.tensors import direct_call
-from memfit.torch_private.trees import leaves_of
 
 Lay = Callable[[int, Any], Any]
 
@@ -43,6 +44,16 @@ class Program:
     source: str
     saved: tuple[int | None, ...] = ()
     reached_from: Mapping[int, frozenset[int]] = field(default_factory=dict)
+
+
+_SMALL = 8
+"""Numbers up to here are written as they are; larger ones are mostly sizes and get a name, so that the text is the same for other sizes."""
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(source: str) -> CodeType:
+    """The text of a plan, compiled once for all sizes at which it is the same."""
+    return compile(source, "<memfit plan>", "exec")
 
 
 def generate(captured: Captured, schedule: Schedule, lay: Lay | None = None, only: Collection[int] | None = None) -> Program:
@@ -63,7 +74,7 @@ class _Writer:
         self.graph = captured.graph
         self.only = range(len(self.graph.tensors)) if only is None else only
         self.globals: dict[str, Any] = {} if lay is None else {"lay": lay}
-        self.known: dict[int, str] = {}  # id of a constant -> its global name
+        self.known: dict[Any, str] = {}  # id of a constant, or a number -> its global name
         self.lines: list[str] = []
         self.names: dict[int, str] = {}  # tensor -> variable that holds it now
         self.held: dict[int, set[int]] = {}  # storage -> tensors with a variable
@@ -252,7 +263,7 @@ class _Writer:
             text += ["", "def backward(saved, tangents, put, rng, host=None):", *(f"    {line}" for line in backward)]
         source = "\n".join(text) + "\n"
         namespace = dict(self.globals)
-        exec(compile(source, "<memfit plan>", "exec"), namespace)
+        exec(_compiled(source), namespace)
         saved = tuple(int(n[1:]) if n.startswith("s") else None for n in self.saved)
         reached = find_reached(self.captured)
         return Program(forward=namespace["forward"], backward=namespace.get("backward"), source=source, saved=saved, reached_from=reached)
@@ -263,6 +274,8 @@ class _Writer:
         if isinstance(value, (list, tuple)):
             inner = ", ".join(map(self._render, value))
             return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
+        if type(value) is int and value > _SMALL:
+            return self._constant(value, "n")
         if value is None or isinstance(value, (bool, int, str)):
             return repr(value)
         if isinstance(value, dict):
@@ -270,10 +283,11 @@ class _Writer:
         return self._constant(value, "k")
 
     def _constant(self, value: Any, prefix: str) -> str:
-        if id(value) not in self.known:
-            self.known[id(value)] = f"{prefix}{len(self.known)}"
-            self.globals[self.known[id(value)]] = value
-        return self.known[id(value)]
+        key = (prefix, value) if type(value) is int else id(value)
+        if key not in self.known:
+            self.known[key] = f"{prefix}{len(self.known)}"
+            self.globals[self.known[key]] = value
+        return self.known[key]
 
     def _bind(self, tensor: int, name: str) -> None:
         self.names[tensor] = name
@@ -305,5 +319,11 @@ def find_reached(captured: Captured) -> dict[int, frozenset[int]]:
     return found
 
 
-def _find_refs(value: Any) -> list[Ref]:
-    return [x for x in leaves_of(value) if isinstance(x, Ref)]
+def _find_refs(value: Any) -> Iterator[Ref]:
+    if isinstance(value, Ref):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _find_refs(inner)
+    elif isinstance(value, Mapping):
+        yield from _find_refs(list(value.values()))

@@ -21,13 +21,13 @@ from memfit.capture.captured import Captured, Convention, OpCall, Ref, Role
 from memfit.capture.lower.mutated_sources import rereads
 from memfit.capture.lower.optimizer_bytes import OptimizerBytes
 from memfit.capture.lower.storages import allocated_bytes, granularity_of, round_up, viewed_argument
-from memfit.capture.trace.fixes import real_sample, wide_output_bytes
+from memfit.capture.trace.fixes import is_put_right, real_sample, wide_output_bytes
 from memfit.capture.trace.joint_graph import Joint
 from memfit.capture.trace.provenance import where_of
 from memfit.core.errors import Unsupported
 from memfit.core.graph import Graph, Kind, Op, Storage, Tensor
 from memfit.kernels.implementation import Implementation
-from memfit.torch_private.tensors import schema_of, storage_key
+from memfit.torch_private.tensors import is_op, schema_of, storage_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class _Lowering:
         self.output_node = next(n for n in reversed(joint.module.graph.nodes) if n.op == "output")
         self.descriptors = self.output_node.meta["desc"]
         self.begun = False
-        self.gradients = self._gradient_outputs()
+        self.gradients = self._gradient_outputs()  # by the node that makes them
 
     # -- nodes in graph order ------------------------------------------------------------------------------------
 
@@ -178,8 +178,10 @@ class _Lowering:
             base = _argument(node, argument)
             if isinstance(base, torch.fx.Node):
                 return self._new_tensor(self.tensors[self.value_of[base]].storage, sample, node.name)
-        given = [a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in node.args]
-        sample, wide = real_sample(node.target, position, sample, given), wide_output_bytes(node.target, given)
+        wide = None
+        if is_put_right(node.target):
+            given = [a.meta["val"] if isinstance(a, torch.fx.Node) else a for a in node.args]
+            sample, wide = real_sample(node.target, position, sample, given), wide_output_bytes(node.target, given)
         size_bytes = allocated_bytes(sample, self.granularity) if wide is None else round_up(wide, self.granularity)
         return self._new_tensor(self._new_storage(size_bytes, Kind.TEMPORARY, node.name), sample, node.name)
 
@@ -211,9 +213,8 @@ class _Lowering:
 
     def _accumulate_ready(self, node: torch.fx.Node) -> None:
         """Right after a gradient is made it goes into .grad, so that no second full set of gradients builds up."""
-        for source, produced in self.gradients:
-            owner = produced.args[0] if produced.target is operator.getitem else produced
-            if owner is node and self.begun and (produced is node or produced.target is operator.getitem):
+        if self.begun:
+            for source, produced in self.gradients.get(node, ()):
                 self._accumulate(source, self._value(produced))
 
     def _value(self, node: torch.fx.Node) -> int:
@@ -380,13 +381,15 @@ class _Lowering:
         pairs = zip(self.output_node.args[0], self.descriptors, strict=True)
         return [n for n, d in pairs if type(d).__name__ in ("PlainAOTOutput", "InputMutationAOTOutput")]
 
-    def _gradient_outputs(self) -> list[tuple[int, torch.fx.Node]]:
-        """(source position, node of its gradient) for every gradient the step makes."""
-        placeholders = [n.meta["desc"] for n in self.joint.module.graph.nodes if n.op == "placeholder"]
-        pairs = zip(self.output_node.args[0], self.descriptors, strict=True)
-        return [
-            (placeholders.index(d.grad_of), n) for n, d in pairs if type(d).__name__ == "GradAOTOutput" and isinstance(n, torch.fx.Node)
-        ]
+    def _gradient_outputs(self) -> dict[torch.fx.Node, list[tuple[int, torch.fx.Node]]]:
+        """Per node that makes gradients (source position, node of its gradient), for every gradient of the step."""
+        placeholders = {n.meta["desc"]: i for i, n in enumerate(n for n in self.joint.module.graph.nodes if n.op == "placeholder")}
+        found: dict[torch.fx.Node, list[tuple[int, torch.fx.Node]]] = {}
+        for node, descriptor in zip(self.output_node.args[0], self.descriptors, strict=True):
+            if type(descriptor).__name__ == "GradAOTOutput" and isinstance(node, torch.fx.Node):
+                owner: Any = node.args[0] if node.target is operator.getitem else node
+                found.setdefault(owner, []).append((placeholders[descriptor.grad_of], node))
+        return found
 
     def _with_kinds(self) -> tuple[Storage, ...]:
         """Activations are what forward makes and backward reads; gradients what .grad keeps; the rest is temporary."""
@@ -433,6 +436,8 @@ def _argument(node: torch.fx.Node, position: int) -> Any:
 
 
 def _name(target: Any) -> str:
+    if is_op(target):
+        return str(target)
     return f"memfit.{target.name}" if isinstance(target, Implementation) else str(target)
 
 

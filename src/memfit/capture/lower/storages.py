@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 from memfit.core.errors import Unsupported
-from memfit.torch_private.tensors import schema_of
+from memfit.torch_private.tensors import is_op, schema_of
 
 # These alias their first argument though their schema does not say so.
 _UNDECLARED_VIEWS = {"aten::_unsafe_view", "aten::_reshape_alias", "aten::lift_fresh", "aten::detach", "aten::alias"}
@@ -15,9 +16,12 @@ _UNDECLARED_VIEWS = {"aten::_unsafe_view", "aten::_reshape_alias", "aten::lift_f
 
 def viewed_argument(target: Any, output: int) -> int | None:
     """The position of the argument that output number `output` of the op is a view of, or None when it is fresh."""
+    return _find_viewed(target, output) if is_op(target) else None
+
+
+@functools.cache
+def _find_viewed(target: Any, output: int) -> int | None:
     schema = schema_of(target)
-    if schema is None:
-        return None
     if schema.name in _UNDECLARED_VIEWS:
         return 0
     returns = schema.returns

@@ -76,6 +76,11 @@ def _rounded(scale: float) -> float:
     return float(np.float32(scale))
 
 
+def is_put_right(target: Any) -> bool:
+    """Whether outputs of this op need `real_sample` or `wide_output_bytes`."""
+    return target in _BATCH_NORMS or target in _COPY_ALL or target in _WIDE_LOSSES
+
+
 def real_sample(target: Any, position: int, sample: Tensor, arguments: Sequence[Any]) -> Tensor:
     """What output number `position` of the op really is like."""
     if target in _BATCH_NORMS and position in (1, 2) and sample.device.type == "cpu" and isinstance(arguments[1], Tensor):
