@@ -17,6 +17,7 @@ from memfit.core.plan import Plan
 from memfit.core.units import parse_bytes
 from memfit.pipeline.doctor.diagnose import Question, diagnose
 from memfit.pipeline.forms import Forms
+from memfit.pipeline.open_sizes import OpenPreparer
 from memfit.pipeline.prepare import Preparer
 from memfit.pipeline.saved_plan import load_plan
 from memfit.pipeline.study import find_smallest_budget, study
@@ -93,10 +94,13 @@ def fit(
 
     def stepper_over(graph: GraphModel) -> GraphStepper:
         inner = replace(preparer, task=replace(task, model=graph, loss_fn=None, num_targets=0, keep_outputs=True))
-        return GraphStepper(graph, inner, loss_fn=None, num_targets=0, check=check)
+        return GraphStepper(graph, OpenPreparer(preparer, graph) if graph.varying else inner, check=check)
+
+    def leaves_open() -> bool:
+        return saved is None and not replay and device is None and not replace(task).compiles
 
     own = Stepper(model, preparer, loss_fn=loss_fn, num_targets=task.num_targets, check=check, watched=Watch(model, loss_fn))
-    guarded = Guarded(own, stepper_over, keep_outputs)
+    guarded = Guarded(own, stepper_over, keep_outputs, leaves_open)
     with torch.enable_grad():
         guarded.prepare(*example.rebuild(example.tensors))
     return fit_module(model, guarded)

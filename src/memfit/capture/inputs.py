@@ -66,5 +66,10 @@ class Call:
         """Like `key`, with nothing but the type of objects whose values the guards of a captured step look at."""
         return (self._shapes(), tuple(value_key(v) if is_plain(v) else type(v) for v in self.static), str(self.spec))
 
+    def open_key(self) -> tuple[Any, ...]:
+        """Like `shape_key`, for calls that differ in nothing but sizes of their tensors."""
+        tensors = tuple((t.dim(), t.is_contiguous(), t.dtype, t.device, t.requires_grad) for t in self.tensors)
+        return (tensors, *self.shape_key()[1:])
+
     def _shapes(self) -> tuple[Any, ...]:
         return tuple((tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad) for t in self.tensors)

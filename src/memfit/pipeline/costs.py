@@ -13,7 +13,7 @@ from memfit.compilers.inductor import compile_pieces
 from memfit.compilers.inductor.compile_all import Tell
 from memfit.core.costs import Costs
 from memfit.core.plan import Plan
-from memfit.pipeline.forms import Form
+from memfit.pipeline.forms import Form, FormKey
 from memfit.pipeline.known_costs import Cache, StepCosts
 from memfit.pipeline.task import Task
 from memfit.planning import plan as find_plan
@@ -31,6 +31,11 @@ class Costed:
     captured: Captured
     costs: Costs
     rounds: bool = False
+    way: int = 0
+
+    @property
+    def key(self) -> FormKey:
+        return self.name, self.way
 
     @cached_property
     def keep_all(self) -> Plan:
@@ -43,7 +48,7 @@ def cost(form: Form, task: Task, progress: Progress) -> Costed:
     captured, costs = form.captured, _costs(form.captured, task, progress)
     if captured.compiled:
         captured, costs = leave_out_beaten(captured, costs)
-    return Costed(name=form.name, captured=captured, costs=costs, rounds=form.rounds)
+    return Costed(name=form.name, captured=captured, costs=costs, rounds=form.rounds, way=form.way)
 
 
 def _costs(captured: Captured, task: Task, progress: Progress) -> Costs:

@@ -24,35 +24,52 @@ from memfit.pipeline.task import Task
 _WORTH_COMPILING = 300  # ops of a step, traced for the compiler
 
 
+FormKey = tuple[str, int]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """A step in one of its forms. `use` says where it is tried, `rounds` whether its numbers may be rounded otherwise than the plain model's."""
+    """A step in one of its forms. `use` says where it is tried, `rounds` whether its numbers may be rounded otherwise than the plain model's;
+    `way` tells the ways of one pass apart."""
 
     name: str
     captured: Captured
     use: Use = Use.FORM
     rounds: bool = True
+    way: int = 0
+
+    @property
+    def key(self) -> FormKey:
+        return self.name, self.way
+
+
+def note_checkpoints(count: int) -> str:
+    places = f"{count} places" if count > 1 else "one place"
+    return f"torch.utils.checkpoint is left out at {places} of the model: the plan says what is computed again" if count else ""
+
+
+def surroundings_of(task: Task, accumulates: bool) -> Surroundings:
+    target = "cuda" if task.is_elsewhere else None
+    return Surroundings(optimizer=task.optimizer, accumulates=accumulates, reserve_bytes=task.reserve_bytes, target=target)
 
 
 class Forms:
-    """All forms of one call's step."""
+    """All forms of one call's step. `lowered`: the step, where somebody has it already."""
 
-    def __init__(self, task: Task, call: Call, *, accumulates: bool = False) -> None:
+    def __init__(self, task: Task, call: Call, *, accumulates: bool = False, lowered: Captured | None = None) -> None:
         self.task, self.call = task, call
-        target = "cuda" if task.is_elsewhere else None
-        self._around = Surroundings(optimizer=task.optimizer, accumulates=accumulates, reserve_bytes=task.reserve_bytes, target=target)
+        self._around = surroundings_of(task, accumulates)
         self._traced: dict[bool, Traced] = {}
-        self._lowered: dict[Inductor | None, Captured] = {}
+        self._lowered: dict[Inductor | None, Captured] = {} if lowered is None else {None: lowered}
 
     def usual(self) -> Iterator[Form]:
         """The forms to look at first; each graph once."""
         seen: set[str] = set()
-        firsts = FIRST_FORMS[self.engine] if self.task.has_variants else FIRST_FORMS[self.engine][:1]
-        for name, numbers in firsts:
-            captured = self._finish(self.plain, self.slots, numbers)
-            if captured.graph.digest not in seen:
-                seen.add(captured.graph.digest)
-                yield Form(name=name, captured=captured, rounds=captured.compiled or Numbers.ROUNDS in numbers)
+        for name, numbers in self._firsts:
+            form = self._make_first(name, numbers)
+            if form.captured.graph.digest not in seen:
+                seen.add(form.captured.graph.digest)
+                yield form
         seen.add(self.plain.graph.digest)
         for slot in self._slots_of(Use.FORM):
             yield from self._make(slot, seen)
@@ -83,9 +100,16 @@ class Forms:
     @property
     def note(self) -> str:
         """What the report says of the step as it was traced."""
-        count = max((traced.joint.num_checkpoints for traced in self._traced.values()), default=0)
-        places = f"{count} places" if count > 1 else "one place"
-        return f"torch.utils.checkpoint is left out at {places} of the model: the plan says what is computed again" if count else ""
+        return note_checkpoints(max((traced.joint.num_checkpoints for traced in self._traced.values()), default=0))
+
+    def find(self, key: FormKey) -> Form | None:
+        """One of them, without making those before it; None if there is none of this name."""
+        for name, numbers in self._firsts:
+            if name == key[0]:
+                return self._make_first(name, numbers)
+        slots = [slot for slot in self._slots_of(Use.FORM, Use.IF_SLOW, Use.LAST_RESORT) if slot.rewrite.name == key[0]]
+        found = (form for slot in slots for form in self._make(slot, set()) if form.key == key)
+        return next(found, None)
 
     # -- what they are made of ---------------------------------------------------------------------------------------
 
@@ -137,6 +161,14 @@ class Forms:
     def _slots_of(self, *uses: Use) -> list[Slot]:
         return [slot for slot in self.slots if slot.use in uses] if self.task.has_variants else []
 
+    @property
+    def _firsts(self) -> tuple[tuple[str, frozenset[Numbers]], ...]:
+        return FIRST_FORMS[self.engine] if self.task.has_variants else FIRST_FORMS[self.engine][:1]
+
+    def _make_first(self, name: str, numbers: frozenset[Numbers]) -> Form:
+        captured = self._finish(self.plain, self.slots, numbers)
+        return Form(name=name, captured=captured, rounds=captured.compiled or Numbers.ROUNDS in numbers)
+
     def _make(self, slot: Slot, seen: set[str]) -> Iterator[Form]:
         """A form for each way of one pass, between what always runs before it and after it."""
         rewrite, place = slot.rewrite, self.slots.index(slot)
@@ -144,10 +176,11 @@ class Forms:
             return
         step = self._lower(Inductor(pads=False)) if rewrite.reads_products and self.compiler is not None else self.plain
         before = self._finish(step, self.slots[:place], frozenset())
-        for way in run_ways(rewrite, before, self._context):
+        for number, way in enumerate(run_ways(rewrite, before, self._context)):
             if way.graph.digest not in seen:
                 seen.add(way.graph.digest)
-                yield Form(name=rewrite.name, captured=self._finish(way, self.slots[place + 1 :], frozenset(Numbers)), use=slot.use)
+                captured = self._finish(way, self.slots[place + 1 :], frozenset(Numbers))
+                yield Form(name=rewrite.name, captured=captured, use=slot.use, way=number)
 
     def _finish(self, step: Captured, slots: tuple[Slot, ...], numbers: frozenset[Numbers]) -> Captured:
         """What runs in every form, and the choices that give such numbers."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from memfit import __version__
+from memfit.capture.captured import Captured
 from memfit.capture.inputs import Call
 from memfit.compilers.inductor import compile_pieces, compiled_start
 from memfit.core.budget import Budget
@@ -25,7 +26,7 @@ from memfit.offsets import tight_layout
 from memfit.pipeline.beside import count_all, count_held_elsewhere, count_slack, name_doctor
 from memfit.pipeline.choice import Choice, FormSearch, PlanSettings
 from memfit.pipeline.costs import Costed, cost
-from memfit.pipeline.forms import Forms
+from memfit.pipeline.forms import Form, Forms
 from memfit.pipeline.saved_plan import match_plan
 from memfit.pipeline.task import Task, compile_planner_meanwhile
 from memfit.report.progress import Progress
@@ -61,14 +62,7 @@ class Preparer:
     def plan_for(self, call: Call, *, accumulates: bool, tighter_by: int, held_bytes: int = 0) -> Ready:
         """Everything from the call to code that runs, `tighter_by` bytes below the budget, of which `held_bytes` are taken. What "auto"
         cannot compile runs on PyTorch's own kernels, and so does a saved plan that was made for them."""
-        order = _Order(
-            call=call,
-            accumulates=accumulates,
-            budget=Budget(device_bytes=max(0, self.budget_bytes - tighter_by)),
-            aside_bytes=sum(t.nbytes for t in call.tensors) if self.replay else 0,  # a replay reads copies of its inputs
-            held_bytes=held_bytes,
-            saved=self.saved if not tighter_by and not accumulates else None,
-        )
+        order = self.order(call, accumulates=accumulates, tighter_by=tighter_by, held_bytes=held_bytes)
         task, saved = self.task, order.saved
         eager = replace(task, engine="eager")
         if (
@@ -86,7 +80,18 @@ class Preparer:
             ready = self._make_ready(eager, order)
             return replace(ready, notes=(f"runs on the eager engine: {error}", *ready.notes))
 
-    def _make_ready(self, task: Task, order: _Order) -> Ready:
+    def order(self, call: Call, *, accumulates: bool, tighter_by: int, held_bytes: int) -> Order:
+        """What `plan_for` is asked for."""
+        return Order(
+            call=call,
+            accumulates=accumulates,
+            budget=Budget(device_bytes=max(0, self.budget_bytes - tighter_by)),
+            aside_bytes=sum(t.nbytes for t in call.tensors) if self.replay else 0,  # a replay reads copies of its inputs
+            held_bytes=held_bytes,
+            saved=self.saved if not tighter_by and not accumulates else None,
+        )
+
+    def _make_ready(self, task: Task, order: Order) -> Ready:
         """With all outputs; where no plan holds them, without those beside the loss."""
         forms = Forms(task, order.call, accumulates=order.accumulates)
         try:
@@ -97,51 +102,37 @@ class Preparer:
         fewer = replace(task, keep_outputs=False)
         return self._make_ready_of(fewer, order, Forms(fewer, order.call, accumulates=order.accumulates))
 
-    def _make_ready_of(self, task: Task, order: _Order, forms: Forms) -> Ready:
+    def _make_ready_of(self, task: Task, order: Order, forms: Forms) -> Ready:
         with Progress("memfit") as progress, _helped(task, order.call):
-            chosen = self._choose(task, order, forms, progress)
+            chosen = self.choose(task, order, forms, progress)
             captured, plan = chosen.choice.form.captured, chosen.choice.plan
             compile_pieces((captured.call(s.op, s.variant).target for s in plan.schedule.computes), progress.update)
-        layouts = TracedLayouts(captured)
-        return Ready(
-            captured=captured,
-            costs=chosen.choice.form.costs,
-            plan=plan,
-            program=generate(captured, plan.schedule, layouts),
-            layouts=layouts,
-            keep_all_peak_bytes=chosen.whole.timeline.peak_bytes,
-            base_time_ns=chosen.whole.timeline.compute_time_ns,
-            elsewhere_bytes=chosen.elsewhere_bytes,
-            margin_bytes=chosen.margin_bytes,
-            arena=_make_arena(captured.device),
-            notes=tuple(filter(None, (chosen.choice.note, forms.note))),
-        )
+        ready = chosen.ready()
+        return replace(ready, notes=(*ready.notes, forms.note)) if forms.note else ready
 
-    def _choose(self, task: Task, order: _Order, forms: Forms, progress: Progress) -> _Chosen:
-        """A form of the step and a plan for it, in what the budget has for the step alone."""
+    def choose(self, task: Task, order: Order, forms: Forms, progress: Progress, price: Price | None = None) -> Chosen:
+        """A form of the step and a plan for it, in what the budget has for the step alone. `price` says what forms cost, where that is not
+        measured."""
         if order.saved is None:
             compile_planner_meanwhile(task)
         progress.update("tracing the model")
-        costed = (cost(form, task, progress) for form in forms.usual())
+        price_of: Price = price or (lambda form: cost(form, task, progress))
+        costed = map(price_of, forms.usual())
         first = next(costed)
-        elsewhere_bytes = count_held_elsewhere(task, order.call, first.captured, order.held_bytes)
-        margin_bytes = count_slack(first.captured, first.keep_all.timeline.peak_bytes) + order.aside_bytes
-        beside_bytes = elsewhere_bytes + margin_bytes
-        budget = Budget(device_bytes=max(0, (order.budget.device_bytes or 0) - beside_bytes))
+        room = Room.of(task, order, first.captured, first.keep_all)
+        budget = room.budget
         if order.saved is not None:
             choice = match_plan(order.saved, chain((first,), costed, _cost_slower(forms, task, progress)), budget)
         else:
             progress.update("planning")
-            search = FormSearch(
-                cost=lambda form: cost(form, task, progress), budget=budget, settings=self._settings(task, first), progress=progress
-            )
+            search = FormSearch(cost=price_of, budget=budget, settings=self._settings(task, first), progress=progress)
             try:
                 choice = search.choose(chain((first,), costed), forms.slower(), first.keep_all)
             except InfeasibleBudget as refusal:
-                raise name_doctor(count_all(refusal, order.budget, beside_bytes)) from None
+                raise name_doctor(count_all(refusal, order.budget, room.beside_bytes)) from None
             except NoPlanFound as refusal:
                 raise name_doctor(refusal) from None
-        return _Chosen(choice=choice, whole=first.keep_all, elsewhere_bytes=elsewhere_bytes, margin_bytes=margin_bytes)
+        return Chosen(choice=choice, whole=first.keep_all, room=room)
 
     def _settings(self, task: Task, first: Costed) -> PlanSettings:
         return PlanSettings(
@@ -153,8 +144,11 @@ class Preparer:
         )
 
 
+Price = Callable[[Form], Costed]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Order:
+class Order:
     """One call to make ready; `aside_bytes` of the budget are left for whoever runs it, `held_bytes` are held for it already."""
 
     call: Call
@@ -166,13 +160,50 @@ class _Order:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Chosen:
+class Room:
+    """The bytes of a budget: `budget` is the step's own, the others are held outside it or left to the allocator."""
+
+    budget: Budget
+    elsewhere_bytes: int
+    margin_bytes: int
+
+    @property
+    def beside_bytes(self) -> int:
+        return self.elsewhere_bytes + self.margin_bytes
+
+    @classmethod
+    def of(cls, task: Task, order: Order, captured: Captured, whole: Plan) -> Room:
+        elsewhere_bytes = count_held_elsewhere(task, order.call, captured, order.held_bytes)
+        margin_bytes = count_slack(captured, whole.timeline.peak_bytes) + order.aside_bytes
+        budget = Budget(device_bytes=max(0, (order.budget.device_bytes or 0) - elsewhere_bytes - margin_bytes))
+        return cls(budget=budget, elsewhere_bytes=elsewhere_bytes, margin_bytes=margin_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
     """What is run, beside the plan that keeps everything, `whole`, and the bytes of the budget that are not the step's."""
 
     choice: Choice
     whole: Plan
-    elsewhere_bytes: int
-    margin_bytes: int
+    room: Room
+
+    def ready(self) -> Ready:
+        """Made executable; what has to be compiled is."""
+        captured, plan, note = self.choice.form.captured, self.choice.plan, self.choice.note
+        layouts = TracedLayouts(captured)
+        return Ready(
+            captured=captured,
+            costs=self.choice.form.costs,
+            plan=plan,
+            program=generate(captured, plan.schedule, layouts),
+            layouts=layouts,
+            keep_all_peak_bytes=self.whole.timeline.peak_bytes,
+            base_time_ns=self.whole.timeline.compute_time_ns,
+            elsewhere_bytes=self.room.elsewhere_bytes,
+            margin_bytes=self.room.margin_bytes,
+            arena=_make_arena(captured.device),
+            notes=(note,) if note else (),
+        )
 
 
 def _helped(task: Task, call: Call) -> AbstractContextManager[None]:

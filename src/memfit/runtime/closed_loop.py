@@ -160,8 +160,11 @@ class Stepper:
         session = Session(shape.ready, sources, trial=shape.steps == 0, replan=lambda ready: self._after_oom(shape, ready))
         if session.trial:
             shape.ready.make_room()
-            session.compares = self._will_check(shape)
-            session.watch = Trial(self, shape, plain)
+            session.compares, measures = self._will_check(shape), self._will_measure(shape)
+            if session.compares or measures:
+                session.watch = Trial(self, shape, plain, measures=measures)
+            elif shape.ready.layouts is not None:
+                session.watch = Look(shape)
         elif self.check == EVERY_STEP and self._will_check(shape):
             session.compares, session.watch = True, Comparison(self, shape, plain)
         elif shape.ready.layouts is not None:
@@ -320,6 +323,10 @@ class Stepper:
             shape.note(f"{self._which(shape)} not checked against the plain model: that would take {format_bytes(needed)}")
         return fits and (self.check in (True, EVERY_STEP) or needed <= 2**30)
 
+    def _will_measure(self, shape: _Shape) -> bool:
+        """Whether the peak of a first step is measured."""
+        return True
+
     def settle(self, shape: _Shape, measured: int) -> None:
         """Compare measured with planned; a miss above the budget re-plans tighter by as much."""
         shape.measured_peak_bytes = measured
@@ -400,10 +407,10 @@ def _binds(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str
 
 
 class Trial:
-    """Watches the first step of a shape: measures its peak, sees how results lie, then has it compared with the plain model."""
+    """Watches the first step of a shape: measures its peak, if told to, sees how results lie, then has it compared with the plain model."""
 
-    def __init__(self, stepper: Stepper, shape: _Shape, plain: Callable[[], Any]) -> None:
-        self.stepper, self.shape, self.plain, self.ready = stepper, shape, plain, shape.ready
+    def __init__(self, stepper: Stepper, shape: _Shape, plain: Callable[[], Any], *, measures: bool = True) -> None:
+        self.stepper, self.shape, self.plain, self.ready, self.measures = stepper, shape, plain, shape.ready, measures
         self.device = shape.ready.captured.device
         self.left = 0
         self.peak: int | None = None
@@ -419,7 +426,7 @@ class Trial:
 
     @contextmanager
     def _measured(self) -> Iterator[None]:
-        if is_profiling():  # the user's own profiler is running: leave it alone
+        if not self.measures or is_profiling():  # the user's own profiler is left alone
             yield
             return
         counter = meter(self.device)

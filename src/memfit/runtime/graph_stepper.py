@@ -14,26 +14,73 @@ import torch
 from torch import nn
 
 from memfit.capture.guards.frame import GuardedFrame
-from memfit.capture.guards.graph_model import GraphModel, find_outputs_beside_the_loss
-from memfit.core.errors import InfeasibleBudget, NoPlanFound
-from memfit.runtime.closed_loop import Stepper
+from memfit.capture.guards.graph_model import Feed, GraphModel, Size, find_outputs_beside_the_loss
+from memfit.core.errors import InfeasibleBudget, NoPlanFound, Unsupported
+from memfit.core.recent import Recent
+from memfit.runtime.autograd_step import Ready
+from memfit.runtime.closed_loop import Preparer, Stepper
 from memfit.runtime.gradients import are_there
 from memfit.runtime.later import Later
+from memfit.torch_private.symbolic import Varying
 from memfit.torch_private.trees import leaves_of, take_apart
 
 Plain = Callable[[tuple[torch.Tensor, ...]], Any]
 """The plain model's result for a call with these tensors."""
 
 
+_FEWEST_SIZES, _MOST_SIZES = 32, 256
+_MOST_NODES = 40_000
+"""Of all plans kept for a step whose sizes are open, counted in nodes of its graph: some hundred megabytes on the host."""
+_COMPARED_SIZES = 3
+"""Sizes of one open trace that are compared with the plain model, and measured in any case: the others run the same ops."""
+_FAR = 1.25
+"""Times the planned peak: a budget of as much is in no danger."""
+
+
 class GraphStepper(Stepper):
-    """A stepper whose model is a captured graph. Guards stand in front: of a call only the gradients that are there are looked at."""
+    """A stepper whose model is a captured graph. Guards stand in front: of a call only the gradients that are there are looked at, and
+    the sizes that the graph leaves open."""
 
     model: GraphModel
+
+    def __init__(self, model: GraphModel, preparer: Preparer, *, check: bool | str) -> None:
+        super().__init__(model, preparer, loss_fn=None, num_targets=0, check=check)
+        self._compared_sizes = 0
+        if model.varying:
+            self.shapes = Recent(min(_MOST_SIZES, max(_FEWEST_SIZES, _MOST_NODES // model.num_nodes)))
 
     def look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool, tuple[torch.Tensor, ...]]:
         parameters, buffers = self.model.tensors
         accumulates = are_there(parameters)
-        return accumulates, accumulates, (*parameters, *buffers, *args)
+        sizes = tuple([args[i].shape for i in self.model.varying])
+        return (accumulates, sizes), accumulates, (*parameters, *buffers, *args)
+
+    def _will_check(self, shape: Any) -> bool:
+        if self.check == "auto" and self._compared_sizes >= _COMPARED_SIZES:
+            shape.note(f"first step not compared with the plain model: those of {_COMPARED_SIZES} other sizes of the same trace were")
+            return False
+        checks = super()._will_check(shape)
+        self._compared_sizes += checks and bool(self.model.varying)
+        return checks
+
+    def _will_measure(self, shape: Any) -> bool:
+        """Not where the measured peaks of other sizes were as planned and this one's is far below the budget: it would change nothing."""
+        if not self.model.varying or self.check not in (True, False, "auto"):
+            return True
+        ready, budget = shape.ready, shape.budget_bytes
+        far = budget is None or _FAR * _planned_bytes(ready) <= budget
+        known = [s for s in self.shapes.values() if not s.tighter_by]
+        as_planned = sum(s.measured_peak_bytes is not None and s.measured_peak_bytes <= _planned_bytes(s.ready) for s in known)
+        return not far or as_planned < _COMPARED_SIZES
+
+    def serves(self, tensors: tuple[torch.Tensor, ...]) -> bool:
+        """Whether the graph holds for tensors of these sizes."""
+        holds = getattr(self.preparer, "holds", None)
+        return holds is None or bool(holds(tensors))
+
+
+def _planned_bytes(ready: Ready) -> int:
+    return ready.plan.timeline.peak_bytes + ready.elsewhere_bytes
 
 
 class _Prepared(Exception):
@@ -43,7 +90,8 @@ class _Prepared(Exception):
 class Way:
     """A frame and the stepper over its graph, made at the first call, when parameters and inputs are there.
 
-    `keep_outputs`: whether outputs beside the loss are produced; None where a budget holds them.
+    `keep_outputs`: whether outputs beside the loss are produced; None where a budget holds them. `varying`: sizes of the call's tensors
+    that the frame leaves open.
     """
 
     def __init__(
@@ -52,8 +100,9 @@ class Way:
         model: nn.Module,
         stepper_over: Callable[[GraphModel], GraphStepper],
         keep_outputs: bool | None = None,
+        varying: Varying | None = None,
     ) -> None:
-        self.frame, self.model, self._stepper_over = frame, model, stepper_over
+        self.frame, self.model, self._stepper_over, self._varying = frame, model, stepper_over, varying
         self._beside = frozenset() if keep_outputs or frame.writes else find_outputs_beside_the_loss(frame.captured.graph)
         self._tries_whole = keep_outputs is None
         self.stepper: GraphStepper | None = None
@@ -61,6 +110,10 @@ class Way:
         self._now = threading.local()
         self.num_others = 0  # inputs of the graph that are neither the model's nor the call's: tensors that something else holds
         self._order: list[int] | None = None  # of the user's tensors, the one that is output k of the graph
+
+    def serves(self, local: Mapping[str, Any], tensors: tuple[torch.Tensor, ...]) -> bool:
+        """Whether all that this way depends on is as it was."""
+        return self.frame.serves(local) and (self.stepper is None or self.stepper.serves(tensors))
 
     def prepare(self, local: Mapping[str, Any], tensors: tuple[torch.Tensor, ...]) -> None:
         """Plan without running: the bytecode is left as soon as it calls the graph."""
@@ -104,11 +157,11 @@ class Way:
         self._now.made = made
         if later is None:
             return graph.all_outputs(made, values)
-        loss, samples = next(t for t in made if t.dim() == 0 and t.requires_grad), graph.samples
+        loss, samples = next(t for t in made if t.dim() == 0 and t.requires_grad), graph.samples_for(values)
         return graph.all_outputs(made, values, lambda k: later.stand_in(k, samples[k], loss))
 
     def _make_stepper(self, values: tuple[torch.Tensor, ...], tensors: tuple[torch.Tensor, ...], left_out: frozenset[int]) -> GraphStepper:
-        graph = GraphModel(self.frame.captured.graph, self._feeds(values, tensors), self.model, left_out)
+        graph = GraphModel(self.frame.captured.graph, self._feeds(values, tensors), self.model, left_out, self._varying)
         stepper = self._stepper_over(graph)
         stepper.subject = self.model
         return stepper
@@ -130,12 +183,27 @@ class Way:
         self.stepper, self._order = fewer, None
         return shape, sources
 
-    def _feeds(self, values: tuple[torch.Tensor, ...], tensors: tuple[torch.Tensor, ...]) -> list[str | int]:
-        """Where each of the graph's inputs comes from: a parameter, a buffer, a tensor of the call, or something else that is held elsewhere."""
+    def _feeds(self, values: tuple[Any, ...], tensors: tuple[torch.Tensor, ...]) -> list[Feed]:
+        """Where each of the graph's inputs comes from: a parameter, a buffer, a tensor of the call, one of its sizes, or something else that
+        is held elsewhere."""
         known: dict[int, str | int] = {id(t): k for k, t in reversed(list(enumerate(tensors)))}
         known.update({id(t): name for name, t in (*self.model.named_buffers(), *self.model.named_parameters())})
-        others = iter(range(len(tensors), len(tensors) + len(values)))
-        return [known[id(v)] if id(v) in known else next(others) for v in values]
+        others, names = iter(range(len(tensors), len(tensors) + len(values))), self.frame.captured.sources
+        sizes = {
+            f"{name}.size()[{dim}]": Size(known[id(v)], dim)  # type: ignore[arg-type]
+            for name, v in zip(names, values, strict=True)
+            if isinstance(v, torch.Tensor) and isinstance(known.get(id(v)), int)
+            for dim in range(v.dim())
+        }
+        feeds: list[Feed] = []
+        for name, value in zip(names, values, strict=True):
+            if isinstance(value, torch.Tensor):
+                feeds.append(known[id(value)] if id(value) in known else next(others))
+            elif name in sizes:
+                feeds.append(sizes[name])
+            else:
+                raise Unsupported(f"the step takes {name}, a number that is no size of an argument")
+        return feeds
 
     def _find_order(self, result: Any) -> list[int]:
         """Empty where some output of the graph is not among what the user gets."""
@@ -172,4 +240,4 @@ class PlainWay:
         if way.can_run_plain:
             return way.outputs_of(self._plain(self.inputs[:count]))
         graph = way.stepper.model
-        return graph.run([v if isinstance(f, str) else self.inputs[f] for f, v in zip(graph.feeds, self._values, strict=True)])
+        return graph.run([self.inputs[f] if isinstance(f, int) else v for f, v in zip(graph.feeds, self._values, strict=True)])

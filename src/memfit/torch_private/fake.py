@@ -54,6 +54,18 @@ def fakes_like(tree: Any) -> Any:
     return map_leaves(lambda x: mode.from_tensor(x) if isinstance(x, torch.Tensor) and not is_fake(x) else x, tree)
 
 
+def make_fake(
+    mode: Mode, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device, offset: int, storage_bytes: int
+) -> torch.Tensor:
+    """A fake tensor of this description, past the dispatcher: a step has hundreds."""
+    bare = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+    if offset or bare.untyped_storage().nbytes() != storage_bytes:
+        whole = torch.empty(-(-storage_bytes // dtype.itemsize), dtype=dtype, device="meta")
+        bare = whole.as_strided(shape, strides, offset)
+    made: torch.Tensor = _TENSOR()(mode, bare, device)
+    return made
+
+
 def answer_with(number: int, op: Any, args: Any, kwargs: Any) -> Any:
     """Run an op; where it asks a fake tensor, which has none, for its value, that is `number`. Yes or no is not guessed."""
     try:

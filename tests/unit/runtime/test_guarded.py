@@ -131,11 +131,23 @@ def test_example_tensors_and_batches_are_not_kept() -> None:
 def test_shapes_used_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     fitted = fit(nn.Linear(16, 2))
     monkeypatch.setattr(fitted._memfit._ways, "_most", 2)
+    monkeypatch.setattr(fitted._memfit, "_leaves_open", lambda: False)
     for rows in (2, 3, 4):
         fitted(batch(rows)[0]).sum().backward()
     assert fitted.report().num_shapes == 2
     fitted(batch(2)[0]).sum().backward()  # planned again
     assert MOST == 64
+
+
+def test_sizes_of_an_open_capture_used_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    fitted = fit(nn.Linear(16, 2))
+    fitted(batch(2)[0]).sum().backward()
+    shapes = fitted._memfit._latest.shapes
+    monkeypatch.setattr(shapes, "_most", 2)
+    for rows in (3, 4, 5, 2):
+        fitted(batch(rows)[0]).sum().backward()
+        assert fitted._memfit._latest.shapes is shapes
+    assert len(shapes) == 2
 
 
 def test_a_budget_that_is_too_small_is_refused_by_fit() -> None:

@@ -5,16 +5,18 @@ serves(locals)  =  Dynamo's guards hold  and  what Dynamo does not guard is as i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, cast
 
+import torch
 from torch import nn
 
 from memfit.capture.guards.beside import Beside
 from memfit.torch_private.checkpoints import cuts_gradients, is_tagged
 from memfit.torch_private.dynamo import CapturedFrame, NotCaptured, capture_frame
+from memfit.torch_private.symbolic import Varying, marked_as_varying
 
 _MANY_MODULES = 150  # from here on the guards trust versions of dictionaries: walking all of them would take 1 % of a 10 ms step
 Locals = dict[str, Any]
@@ -50,11 +52,12 @@ class GuardedFrame:
         return self.captured.changes(local) or self.beside.changes(local)
 
 
-def capture_step(local: Locals) -> GuardedFrame:
-    """Raises NotCaptured where Dynamo has no single graph for the step."""
+def capture_step(local: Locals, tensors: Sequence[torch.Tensor] = (), varying: Varying | None = None) -> GuardedFrame:
+    """Raises NotCaptured where Dynamo has no single graph for the step. `varying`: sizes of the call's `tensors` to leave open."""
     model = cast(nn.Module, local["model"])
     many = sum(1 for _ in model.modules()) >= _MANY_MODULES
-    captured = capture_frame(cast(FunctionType, run_step), local, fast_check=many)
+    with marked_as_varying(tensors, varying or {}):
+        captured = capture_frame(cast(FunctionType, run_step), local, fast_check=many)
     if "random" in captured.effects:
         raise NotCaptured("random numbers of Python are drawn")
     sources = dict(zip(captured.graph.graph.find_nodes(op="placeholder"), captured.sources, strict=True))

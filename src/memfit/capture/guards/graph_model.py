@@ -1,6 +1,6 @@
 """A captured graph as a model: parameters and buffers under the names they have in the user's model, all other tensors as inputs.
 
-    graph input i  <──  feeds[i]:  the name of a parameter or buffer, or the position of an input
+    graph input i  <──  feeds[i]:  the name of a parameter or buffer, the position of an input, or one size of an input
     graph output k ──>  kept, or the input that it is, changed in place (`count += 1`): the caller has that one already
 
 Where in the flow: a frame's graph becomes one, and is traced and planned like any model.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,24 +18,42 @@ from torch import nn
 
 from memfit.capture.trace.provenance import place_of, placed_at
 from memfit.torch_private.checkpoints import is_tagged
+from memfit.torch_private.fake import fake_mode
+from memfit.torch_private.symbolic import Numbers, Varying, formula_of
 
 _IN_PLACE = frozenset(
     getattr(operator, name) for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor")
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A number that a graph over open sizes takes: dimension `dim` of input `position`."""
+
+    position: int
+    dim: int
+
+
+Feed = str | int | Size
+
+
 class GraphModel(nn.Module):
     """`graph` over the parameters and buffers of `model`. All of them are held, used or not: the budget covers them.
 
-    `left_out` are outputs that are not produced.
+    `left_out` are outputs that are not produced; `varying` are the sizes of inputs that the graph leaves open.
     """
 
     def __init__(
-        self, graph: torch.fx.GraphModule, feeds: Sequence[str | int], model: nn.Module, left_out: frozenset[int] = frozenset()
+        self,
+        graph: torch.fx.GraphModule,
+        feeds: Sequence[Feed],
+        model: nn.Module,
+        left_out: frozenset[int] = frozenset(),
+        varying: Varying | None = None,
     ) -> None:
         super().__init__()
         self._plain = (graph,)  # in a tuple: not registered as a submodule
-        self.feeds = tuple(feeds)
+        self.feeds, self.varying = tuple(feeds), dict(varying or {})
         self.same = find_returned_inputs(graph)
         self.left_out = left_out
         self.kept = tuple(k for k in range(_num_outputs(graph)) if k not in self.same and k not in left_out)
@@ -60,6 +79,10 @@ class GraphModel(nn.Module):
         state: dict[str, Any] = {**self._parameters, **self._buffers}
         self._used = tuple(state[f] if isinstance(f, str) else None for f in self.feeds)
 
+    @property
+    def num_nodes(self) -> int:
+        return len(self._plain[0].graph.nodes)
+
     def all_outputs(
         self, made: Sequence[Any], values: Sequence[torch.Tensor], stand_in: Callable[[int], torch.Tensor] | None = None
     ) -> tuple[Any, ...]:
@@ -71,7 +94,7 @@ class GraphModel(nn.Module):
 
     def call_with(self, state: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The outputs that are kept, from these parameters, buffers and inputs; each node is said to come from where Dynamo saw it."""
-        made = _Places(self._plain[0]).run(*(state[f] if isinstance(f, str) else inputs[f] for f in self.feeds))
+        made = _Places(self._plain[0]).run(*(_find_value(f, state, inputs) for f in self.feeds))
         return tuple(made[k] for k in self.kept)
 
     @property
@@ -80,11 +103,16 @@ class GraphModel(nn.Module):
         graphs = [m for m in self._plain[0].modules() if isinstance(m, torch.fx.GraphModule)]
         return sum(is_tagged(node) for graph in graphs for node in graph.graph.nodes)
 
-    @property
-    def samples(self) -> dict[int, torch.Tensor]:
-        """Fake tensors like the outputs that are left out."""
+    def samples_for(self, values: Sequence[Any]) -> dict[int, torch.Tensor]:
+        """Fake tensors like the outputs that are left out, for these values of the graph's inputs."""
         (last,) = self._plain[0].graph.find_nodes(op="output")
-        return {k: last.args[0][k].meta["example_value"] for k in self.left_out}
+        found = {k: last.args[0][k].meta["example_value"] for k in self.left_out}
+        if not self.varying:
+            return found
+        inputs = [node.meta["example_value"] for node in self._plain[0].graph.find_nodes(op="placeholder")]
+        pairs = [(i, v) for i, v in zip(inputs, values, strict=True) if isinstance(i, torch.SymInt)]
+        numbers = Numbers.of_symbols([i for i, _ in pairs], [v for _, v in pairs])
+        return {k: _sized(sample, numbers) for k, sample in found.items()}
 
     def run(self, values: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The outputs that are kept, computed as they come, from values of all the graph's inputs."""
@@ -98,7 +126,20 @@ class GraphModel(nn.Module):
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         state: dict[str, Any] = {**self._parameters, **self._buffers}
-        return self.run([state[f] if isinstance(f, str) else inputs[f] for f in self.feeds])
+        return self.run([_find_value(f, state, inputs) for f in self.feeds])
+
+
+def _find_value(feed: Feed, state: Mapping[str, Any], inputs: Sequence[torch.Tensor]) -> Any:
+    if isinstance(feed, Size):
+        return inputs[feed.position].shape[feed.dim]
+    return state[feed] if isinstance(feed, str) else inputs[feed]
+
+
+def _sized(sample: torch.Tensor, numbers: Numbers) -> torch.Tensor:
+    """A fake tensor like one with open sizes."""
+    shape, strides = (numbers.of_all([formula_of(n) for n in found]) for found in (sample.shape, sample.stride()))
+    with fake_mode():
+        return torch.empty_strided(shape, strides, dtype=sample.dtype, device=sample.device)
 
 
 def find_returned_inputs(graph: torch.fx.GraphModule) -> dict[int, int]:

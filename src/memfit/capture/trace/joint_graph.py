@@ -10,6 +10,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,13 +26,14 @@ from memfit.capture.trace.provenance import line_of, recording_where
 from memfit.core.errors import Unsupported
 from memfit.torch_private.checkpoints import checkpoints_left_out
 from memfit.torch_private.fake import Mode, is_fake, is_traced, shared_fake_mode
+from memfit.torch_private.symbolic import Sizes, Varying
 from memfit.torch_private.trace import JointTrace, say_compiling, trace_joint
 from memfit.torch_private.trees import flatten, take_apart, tensors_inside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joint:
-    """The traced step. `inputs`/`outputs` are torch's descriptors, in graph order."""
+    """The traced step. `inputs`/`outputs` are torch's descriptors, in graph order. `sizes`: those that it leaves open, if any."""
 
     module: torch.fx.GraphModule
     output_spec: Any
@@ -39,19 +41,21 @@ class Joint:
     num_parameters: int
     num_buffers: int
     num_checkpoints: int = 0  # torch.utils.checkpoint in the model, left out
+    sizes: Sizes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manner:
     """How to trace: with its backward or an inference, with the attention of a GPU that is not here, into which ops.
 
-    `loss_only`: outputs beside the one number that is the loss are not produced.
+    `loss_only`: outputs beside the one number that is the loss are not produced. `varying`: sizes of inputs that are left open.
     """
 
     training: bool = True
     loss_only: bool = False
     gpu_attention: bool = False
     decompositions: Mapping[Any, Callable[..., Any]] | None = None  # None: ops as eager PyTorch runs them
+    varying: Varying | None = None
 
 
 _ONE_AT_A_TIME = threading.RLock()  # torch's tracer patches itself globally
@@ -80,7 +84,7 @@ def _trace_separate(model: nn.Module, call: Call, loss_fn: Callable[..., Any] | 
     """Outputs that share memory with each other or with inputs are given their own, and the step is traced again."""
     cloned: frozenset[int] = frozenset()
     for _ in range(2):
-        step = _Step(model, call, loss_fn, num_targets, cloned, loss_only=manner.loss_only)
+        step = _Step(model, call, loss_fn, num_targets, cloned, loss_only=manner.loss_only, varying=manner.varying)
         joint, aliases = _export(model, step, manner)
         if not aliases:
             break
@@ -104,18 +108,26 @@ class _Step(nn.Module):
         cloned: frozenset[int],
         *,
         loss_only: bool = False,
+        varying: Varying | None = None,
     ) -> None:
         super().__init__()
         self._loss_only = loss_only
         self._plain = (model, call, loss_fn, num_targets, cloned)  # in a tuple: not registered as a submodule
         self._names: list[tuple[str, str]] = []
-        mode = shared_fake_mode((*model.parameters(), *model.buffers(), *call.tensors))
-        self.tensors = tuple(_movable(t, mode) for t in call.tensors)
+        self.sizes = Sizes() if varying else None
+        take: Callable[[torch.Tensor], Any] = partial(
+            _movable, mode=shared_fake_mode((*model.parameters(), *model.buffers(), *call.tensors))
+        )
+        if self.sizes is not None and varying:
+            take = partial(_held, sizes=self.sizes)
+            self.tensors = tuple(self.sizes.like(t, i, varying.get(i, frozenset())) for i, t in enumerate(call.tensors))
+        else:
+            self.tensors = tuple(map(take, call.tensors))
         for i, (name, parameter) in enumerate(model.named_parameters()):
-            self.register_parameter(f"parameter_{i}", _movable(parameter, mode))
+            self.register_parameter(f"parameter_{i}", take(parameter))
             self._names.append((f"parameter_{i}", name))
         for i, (name, buffer) in enumerate(model.named_buffers()):
-            self.register_buffer(f"buffer_{i}", _movable(buffer, mode))
+            self.register_buffer(f"buffer_{i}", take(buffer))
             self._names.append((f"buffer_{i}", name))
         self.output_spec: Any = None
         self.output_leaves: tuple[Any, ...] = ()
@@ -165,12 +177,19 @@ def _movable(tensor: torch.Tensor, mode: Mode) -> Any:
         return fake.requires_grad_(tensor.requires_grad) if tensor.requires_grad else fake
 
 
+def _held(tensor: torch.Tensor, sizes: Sizes) -> Any:
+    """A parameter or buffer of a trace with open sizes: its own are numbers."""
+    fake = sizes.like(tensor)
+    return nn.Parameter(fake, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
+
+
 def _export(model: nn.Module, step: _Step, manner: Manner) -> tuple[Joint, frozenset[int]]:
     table = decompositions(_device(step)) if manner.decompositions is None else dict(manner.decompositions)
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(manner.training))
         stack.enter_context(recording_where(model))
-        stack.enter_context(KnownConstants())
+        if step.sizes is None:  # those are worked out for real, which would fix the sizes
+            stack.enter_context(KnownConstants())
         if manner.gpu_attention:
             stack.enter_context(GpuAttention())
         try:
@@ -181,6 +200,8 @@ def _export(model: nn.Module, step: _Step, manner: Manner) -> tuple[Joint, froze
             raise _refusal(error) from error
     _check_mutations(traced, step)
     assert step.output_spec is not None
+    if step.sizes is not None:
+        step.sizes.close()
     joint = Joint(
         module=traced.module,
         output_spec=step.output_spec,
@@ -188,6 +209,7 @@ def _export(model: nn.Module, step: _Step, manner: Manner) -> tuple[Joint, froze
         num_parameters=traced.num_parameters,
         num_buffers=traced.num_buffers,
         num_checkpoints=step.num_checkpoints,
+        sizes=step.sizes,
     )
     return joint, traced.aliased_outputs - step._plain[4]
 
