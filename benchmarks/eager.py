@@ -1,4 +1,4 @@
-"""The eager engine: on a GPU against eager PyTorch and checkpointing, reserved memory, every model of the zoo and losses on a CPU."""
+"""The eager engine: on a GPU against eager PyTorch, reserved memory; every model of the zoo, losses and varying lengths on a CPU."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ MEASUREMENTS = {
     "zoo": "eager.zoo",
     "losses-inside": "eager.losses_inside",
     "loss-forms": "eager.loss_forms",
+    "lengths": "eager.lengths",
 }
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ HISTORY = FOLDER / "history"
 MADE = "*Made by `python scripts/results.py --write` from the raw rows beside it; do not edit.*"
 THEMES = {
     "compiled": ("The compiled engine on a GPU", ("compiled", "compiled_bounds", "convolution_algorithms")),
-    "eager": ("The eager engine", ("eager", "variants", "reserved", "model_matrix", "losses_inside", "loss_forms")),
+    "eager": ("The eager engine", ("eager", "variants", "reserved", "model_matrix", "losses_inside", "loss_forms", "lengths")),
     "census": ("A census of architectures", ("census",)),
     "planning": (
         "Planners",

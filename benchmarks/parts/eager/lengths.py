@@ -1,0 +1,141 @@
+"""Batches padded to another length each: what a new length costs a fitted language model, one capture for all lengths against one for each.
+
+Processor seconds of one thread, on the CPU, eager engine; at every tenth length loss and gradients are held against the plain model's bits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import random
+import statistics
+import sys
+import time
+import warnings
+from typing import Any
+
+import torch
+
+import memfit
+from benchmarks.lib.results import Row, provenance, write_results
+from benchmarks.models.torchvision_ops import declare_missing_ops
+
+WORDS, ROWS, LONGEST, SEED = 8_003, 8, 320, 0
+SIZE = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": WORDS}
+GPT2 = {"n_layer": 4, "n_head": 4, "n_embd": 256, "n_positions": LONGEST, "vocab_size": WORDS, "bos_token_id": 0, "eos_token_id": 0}
+MODELS = {"GPT-2": ("GPT2LMHeadModel", "GPT2Config", GPT2), "Llama": ("LlamaForCausalLM", "LlamaConfig", SIZE)}
+TEXT = f"""transformers models given labels, four layers 256 wide, {WORDS:,} words, {ROWS} rows of another length at each step, the last batch
+of three rows; lengths in random order, `fit` at the first of them. *A new length* is what its first step takes beyond its later one; *share* is that
+of all steps but the first two, which capture. *One capture*: sizes left open from the second length on; *one for each*: as before, on fewer lengths.
+Processor seconds of one thread on a machine with other work."""
+COLUMNS = (
+    *("model", "budget", "captures", "lengths", "fit s", "second length s", "a new length ms", "9 of 10 ms", "most ms", "step ms"),
+    *("share", "same bits", "over budget"),
+)
+
+
+def batch(rows: int, length: int) -> dict[str, torch.Tensor]:
+    tokens = torch.randint(1, WORDS, (rows, length), generator=torch.Generator().manual_seed(1000 * rows + length))
+    mask = torch.ones_like(tokens)
+    mask[0, length // 2 :] = 0
+    return {"input_ids": tokens, "attention_mask": mask, "labels": tokens.clone()}
+
+
+def make(name: str) -> Any:
+    declare_missing_ops()
+    import transformers
+
+    model, config, options = MODELS[name]
+    torch.manual_seed(SEED)
+    return getattr(transformers, model)(getattr(transformers, config)(**options)).train()
+
+
+def sizes_of(num_lengths: int) -> list[tuple[int, int]]:
+    lengths = random.Random(SEED).sample(range(64, LONGEST + 1), num_lengths)
+    return [*((ROWS, length) for length in lengths), (3, lengths[-1] - 1)]
+
+
+def step_s(fitted: Any, size: tuple[int, int]) -> float:
+    data = batch(*size)
+    torch.manual_seed(size[1])
+    begin = time.process_time()
+    fitted(**data).loss.backward()
+    return time.process_time() - begin
+
+
+def has_same_bits(plain: Any, fitted: Any, size: tuple[int, int]) -> bool:
+    for model in (plain, fitted):
+        model.zero_grad()
+        step_s(model, size)
+    pairs = zip(plain.parameters(), fitted.parameters(), strict=True)
+    return all(p.grad is q.grad is None or torch.equal(p.grad, q.grad) for p, q in pairs)
+
+
+def measure(name: str, num_lengths: int, share_of_peak: float | None, *, open_sizes: bool) -> Row:
+    plain = make(name)
+    model, sizes = copy.deepcopy(plain), sizes_of(num_lengths)
+    budget = budget_of(name, share_of_peak)
+    begin = time.process_time()
+    fitted = memfit.fit(model, batch(*sizes[0]), budget=budget, engine="eager", time_limit_s=10)
+    fit_s = time.process_time() - begin
+    if not open_sizes:
+        fitted._memfit._leaves_open = lambda: False
+    first, over, same = [], 0, True
+    for number, size in enumerate(sizes):
+        model.zero_grad()
+        first.append(step_s(fitted, size))
+        measured = fitted.report().measured_peak_bytes
+        over += measured is not None and measured > budget
+        if number % 10 == 0:
+            same = same and has_same_bits(plain, fitted, size)
+    again = []
+    for size in sizes:
+        model.zero_grad()
+        again.append(step_s(fitted, size))
+    extra = sorted(max(0.0, a - b) * 1e3 for a, b in zip(first[2:], again[2:], strict=True))
+    return {
+        "model": name,
+        "budget": "all" if share_of_peak is None else f"{share_of_peak:g} of the peak",
+        "captures": "one" if open_sizes else "one for each",
+        "lengths": num_lengths,
+        "fit s": round(fit_s, 1),
+        "second length s": round(first[1], 1),
+        "a new length ms": round(statistics.median(extra)),
+        "9 of 10 ms": round(extra[len(extra) * 9 // 10]),
+        "most ms": round(extra[-1]),
+        "step ms": round(statistics.median(again) * 1e3),
+        "share": f"{sum(extra) / 1e3 / sum(first[2:]):.0%}",
+        "same bits": "yes" if same else "NO",
+        "over budget": over,
+    }
+
+
+def budget_of(name: str, share_of_peak: float | None) -> int:
+    """A share of what the longest batch takes with everything kept."""
+    if share_of_peak is None:
+        return 2**40
+    whole = memfit.fit(make(name), batch(ROWS, LONGEST), budget=2**40, engine="eager", planner="keep_all", check=False)
+    return int(whole.report().predicted_peak_bytes * share_of_peak)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="*", choices=list(MODELS), default=list(MODELS), help="all without")
+    parser.add_argument("--lengths", type=int, default=200)
+    parser.add_argument("--before", type=int, default=12, help="lengths with a capture for each")
+    parser.add_argument("--budgets", nargs="*", type=float, default=[0.5], help="shares of the peak, beside a budget that holds all")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    rows: list[Row] = []
+    for name in options.models:
+        for share in (None, *options.budgets):
+            for number, open_sizes in ((options.lengths, True), (options.before, False)):
+                rows.append(measure(name, number, share, open_sizes=open_sizes))
+                print(rows[-1], file=sys.stderr, flush=True)
+    run = provenance(SEED, ("torch", "transformers"))
+    write_results("lengths", title="Batches of varying lengths", text=TEXT, columns=COLUMNS, rows=rows, run=run)
+
+
+if __name__ == "__main__":
+    main()
