@@ -20,14 +20,14 @@ import memfit
 from benchmarks.lib.results import Row, provenance, write_results
 from benchmarks.models.torchvision_ops import declare_missing_ops
 
-WORDS, ROWS, LONGEST, SEED = 8_003, 8, 320, 0
+WORDS, ROWS, SHORTEST, LONGEST, SEED = 8_003, 4, 24, 224, 0
 SIZE = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": WORDS}
 GPT2 = {"n_layer": 4, "n_head": 4, "n_embd": 256, "n_positions": LONGEST, "vocab_size": WORDS, "bos_token_id": 0, "eos_token_id": 0}
 MODELS = {"GPT-2": ("GPT2LMHeadModel", "GPT2Config", GPT2), "Llama": ("LlamaForCausalLM", "LlamaConfig", SIZE)}
-TEXT = f"""transformers models given labels, four layers 256 wide, {WORDS:,} words, {ROWS} rows of another length at each step, the last batch
-of three rows; lengths in random order, `fit` at the first of them. *A new length* is what its first step takes beyond its later one; *share* is that
-of all steps but the first two, which capture. *One capture*: sizes left open from the second length on; *one for each*: as before, on fewer lengths.
-Processor seconds of one thread on a machine with other work."""
+TEXT = f"""transformers models given labels, four layers 256 wide, {WORDS:,} words, {ROWS} rows of {SHORTEST} to {LONGEST} tokens, another length at
+each step in random order, the last batch of three rows; `fit` at the first of them. *A new length* is what its first step takes beyond its later
+one; *share* is that of all steps but the first two, which capture. *One capture*: sizes left open from the second length on; *one for each*: as
+before, on fewer lengths. Processor seconds of one thread on a machine with other work."""
 COLUMNS = (
     *("model", "budget", "captures", "lengths", "fit s", "second length s", "a new length ms", "9 of 10 ms", "most ms", "step ms"),
     *("share", "same bits", "over budget"),
@@ -51,8 +51,8 @@ def make(name: str) -> Any:
 
 
 def sizes_of(num_lengths: int) -> list[tuple[int, int]]:
-    lengths = random.Random(SEED).sample(range(64, LONGEST + 1), num_lengths)
-    return [*((ROWS, length) for length in lengths), (3, lengths[-1] - 1)]
+    lengths = random.Random(SEED).sample(range(SHORTEST, LONGEST + 1), num_lengths)
+    return [*((ROWS, length) for length in lengths), (3, lengths[-1])]
 
 
 def step_s(fitted: Any, size: tuple[int, int]) -> float:
@@ -122,17 +122,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", choices=list(MODELS), default=list(MODELS), help="all without")
     parser.add_argument("--lengths", type=int, default=200)
-    parser.add_argument("--before", type=int, default=12, help="lengths with a capture for each")
+    parser.add_argument("--before", type=int, default=8, help="lengths with a capture for each")
     parser.add_argument("--budgets", nargs="*", type=float, default=[0.5], help="shares of the peak, beside a budget that holds all")
+    parser.add_argument("--tight", type=int, default=60, help="lengths in those budgets")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     rows: list[Row] = []
     for name in options.models:
-        for share in (None, *options.budgets):
-            for number, open_sizes in ((options.lengths, True), (options.before, False)):
-                rows.append(measure(name, number, share, open_sizes=open_sizes))
-                print(rows[-1], file=sys.stderr, flush=True)
+        runs = [(options.before, None, False), (options.lengths, None, True), *((options.tight, share, True) for share in options.budgets)]
+        for number, share, open_sizes in runs:
+            rows.append(measure(name, number, share, open_sizes=open_sizes))
+            print(rows[-1], file=sys.stderr, flush=True)
     run = provenance(SEED, ("torch", "transformers"))
     write_results("lengths", title="Batches of varying lengths", text=TEXT, columns=COLUMNS, rows=rows, run=run)
 
