@@ -1,8 +1,8 @@
 """Calls that differ in nothing but sizes of their tensors (a batch padded to another length, a short last batch), and ways that serve all of them.
 
 first call    captured as it is                     fit
-other sizes   captured with these sizes left open   the second size costs about two captures
-more sizes    guards hold? served                   milliseconds
+other sizes   captured with these sizes left open   the second size costs two to three captures
+more sizes    guards hold? served                   tens of milliseconds
               a further dimension varies? captured again, with that one open too
               else captured as it is, as ever
 """
