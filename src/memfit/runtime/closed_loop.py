@@ -7,8 +7,8 @@ call -> key -> Ready (planned once) -> Session -> backward -> measured against p
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -25,14 +25,14 @@ from memfit.runtime.check import EVERY_STEP, CannotJudge, Verdict, compare
 from memfit.runtime.cuda_graphs import Recorder, Recording, Replayed
 from memfit.runtime.free_memory import free_bytes
 from memfit.runtime.gradients import GradientSink, Tangents, are_there, count_left
-from memfit.runtime.later import Later
 from memfit.runtime.moment import Moment
 from memfit.runtime.plain_calls import PlainCall
 from memfit.runtime.report import Report
-from memfit.torch_private.allocations import meter
+from memfit.runtime.unread import Later
+from memfit.runtime.watches import Comparison, Look, Trial
 from memfit.torch_private.buckets import count_bucket_bytes
 from memfit.torch_private.fake import fakes_like
-from memfit.torch_private.tensors import has_gradient_hooks, is_profiling, own_tensors
+from memfit.torch_private.tensors import has_gradient_hooks, own_tensors
 from memfit.torch_private.trees import leaves_of, take_apart
 
 _KNOWN_AFTER = 3  # steps: one recorded, one at planned offsets, one to see what outlived it
@@ -404,84 +404,6 @@ def _binds(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str
     except TypeError:
         return False
     return True
-
-
-class Trial:
-    """Watches the first step of a shape: measures its peak, if told to, sees how results lie, then has it compared with the plain model."""
-
-    def __init__(self, stepper: Stepper, shape: _Shape, plain: Callable[[], Any], *, measures: bool = True) -> None:
-        self.stepper, self.shape, self.plain, self.ready, self.measures = stepper, shape, plain, shape.ready, measures
-        self.device = shape.ready.captured.device
-        self.left = 0
-        self.peak: int | None = None
-        self.held_before = source_bytes(shape.ready.captured) + shape.ready.elsewhere_bytes
-        if self.device.type == "cuda":  # whatever else the process holds counts against the budget too
-            self.held_before = max(self.held_before, torch.cuda.memory_allocated(self.device))
-
-    def forward(self) -> AbstractContextManager[None]:
-        return self._measured()
-
-    def backward(self) -> AbstractContextManager[None]:
-        return self._measured()
-
-    @contextmanager
-    def _measured(self) -> Iterator[None]:
-        if not self.measures or is_profiling():  # the user's own profiler is left alone
-            yield
-            return
-        counter = meter(self.device)
-        counter.start()
-        try:
-            yield
-        finally:
-            left, peak = counter.stop()
-            self.peak = max(self.peak or 0, self.left + peak)
-            self.left += left
-
-    def done(self, session: Session, tangents: Tangents, sink: GradientSink) -> None:
-        try:
-            if self.peak is not None:
-                self.stepper.settle(self.shape, self.held_before + self.peak)
-            self.shape.settle_layouts(self.ready)
-            self.stepper.compare(self.shape, session, tangents, sink, self.plain)
-        finally:
-            session.forget_trial()
-
-
-class Look:
-    """Watches a step that looks at the layout of results because no step before it was run to its end."""
-
-    def __init__(self, shape: _Shape) -> None:
-        self.shape, self.ready = shape, shape.ready
-
-    def forward(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def backward(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def done(self, session: Session, tangents: Tangents, sink: GradientSink) -> None:
-        self.shape.settle_layouts(self.ready)
-        session.forget_trial()
-
-
-class Comparison:
-    """Watches a step that is compared with the plain model and not measured."""
-
-    def __init__(self, stepper: Stepper, shape: _Shape, plain: Callable[[], Any]) -> None:
-        self.stepper, self.shape, self.plain = stepper, shape, plain
-
-    def forward(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def backward(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def done(self, session: Session, tangents: Tangents, sink: GradientSink) -> None:
-        try:
-            self.stepper.compare(self.shape, session, tangents, sink, self.plain)
-        finally:
-            session.forget_trial()
 
 
 def _say_wrong(verdict: Verdict) -> str:

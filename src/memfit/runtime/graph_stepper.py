@@ -20,7 +20,7 @@ from memfit.core.recent import Recent
 from memfit.runtime.autograd_step import Ready
 from memfit.runtime.closed_loop import Preparer, Stepper
 from memfit.runtime.gradients import are_there
-from memfit.runtime.later import Later
+from memfit.runtime.unread import Later
 from memfit.torch_private.symbolic import Varying
 from memfit.torch_private.trees import leaves_of, take_apart
 
