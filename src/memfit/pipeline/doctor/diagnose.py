@@ -148,12 +148,14 @@ def _plan_inside(known: list[Lowest], question: Question, beside: int) -> Plan |
 
 def _price_larger(known: list[Lowest], question: Question, reached: Plan | None, base: Plan, beside: int) -> Iterator[Priced]:
     """Two budgets on the way from the smallest plan to the plain step, and what they cost."""
-    low, high = (base if reached is None else reached).timeline.peak_bytes, base.timeline.peak_bytes
+    if reached is None:
+        return
+    low, high = reached.timeline.peak_bytes, base.timeline.peak_bytes
     for limit in (low + (high - low) // 3, low + 2 * (high - low) // 3):
-        plan = _fastest(known, limit, question.time_limit_s / 4) if low < limit < high else None
-        if plan is not None and reached is not None:
-            best = min(_overhead(plan, base), _overhead(reached, base))  # the smallest plan fits here too
-            yield Priced(budget_bytes=limit + beside, overhead_fraction=best)
+        if low < limit < high:
+            found = _fastest(known, limit, question.time_limit_s / 4)
+            plans = [reached] if found is None else [found, reached]  # the smallest plan fits here too
+            yield Priced(budget_bytes=limit + beside, overhead_fraction=min(_overhead(plan, base) for plan in plans))
 
 
 def _fastest(known: list[Lowest], limit: int, seconds: float) -> Plan | None:
