@@ -140,3 +140,20 @@ def assert_trains_inside(fitted: Any, plain: nn.Module, batch: tuple[torch.Tenso
         assert reference.grad is not None
         assert ours.grad.stride() == ours.stride()
         assert (ours.grad - reference.grad).abs().max() <= 1e-9 * reference.grad.abs().max()
+
+
+def same_steps(
+    plain: nn.Module, fitted: Any, step: Callable[[], torch.Tensor], fitted_step: Callable[[], torch.Tensor], num_steps: int = 2
+) -> None:
+    """Some steps of both from the same random numbers: loss and gradients to the last bit, None where the plain model has None."""
+    for seed in range(num_steps):
+        losses = []
+        for model, run in ((plain, step), (fitted, fitted_step)):
+            model.zero_grad()
+            torch.manual_seed(seed)
+            losses.append(run())
+            losses[-1].backward()
+        assert torch.equal(losses[0], losses[1])
+        for (name, p), q in zip(plain.named_parameters(), fitted.parameters(), strict=True):
+            assert (p.grad is None) == (q.grad is None), name
+            assert p.grad is None or torch.equal(p.grad, q.grad), name

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.models.torchvision_ops import declare_missing_ops
+from tests.training import same_steps
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
@@ -62,17 +63,7 @@ def fit(model: nn.Module, **options: Any) -> Any:
 
 def train_both(plain: nn.Module, fitted: Any) -> None:
     """Two steps with dropout: the same loss and gradients to the last bit, and None where the plain model has None."""
-    for seed in range(2):
-        losses = []
-        for model, step in ((plain, lambda: loss_fn(plain(tokens()), tokens())), (fitted, lambda: fitted(tokens(), tokens()))):
-            model.zero_grad()
-            torch.manual_seed(seed)
-            losses.append(step())
-            losses[-1].backward()
-        assert torch.equal(losses[0], losses[1])
-        for (name, p), q in zip(plain.named_parameters(), fitted.parameters(), strict=True):
-            assert (p.grad is None) == (q.grad is None), name
-            assert p.grad is None or torch.equal(p.grad, q.grad), name
+    same_steps(plain, fitted, lambda: loss_fn(plain(tokens()), tokens()), lambda: fitted(tokens(), tokens()))
 
 
 def graph_of(fitted: Any) -> Any:

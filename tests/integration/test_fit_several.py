@@ -10,7 +10,7 @@ import pytest
 import torch
 from benchmarks.models.torchvision_ops import declare_missing_ops
 from tests.storage_meter import AllocationMeter
-from tests.training import fit_tight, held_bytes, recomputes
+from tests.training import fit_tight, held_bytes, recomputes, same_steps
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -53,17 +53,7 @@ def fit(model: nn.Module, budget: int | str = "1GiB", **options: Any) -> Any:
 
 def train_both(plain: nn.Module, fitted: Any, num_steps: int = 2) -> None:
     """Loss and gradients to the last bit, None where the plain model has None."""
-    for seed in range(num_steps):
-        losses = []
-        for model, step in ((plain, lambda: loss_fn(plain(tokens()), tokens())), (fitted, lambda: fitted(tokens(), tokens()))):
-            model.zero_grad()
-            torch.manual_seed(seed)
-            losses.append(step())
-            losses[-1].backward()
-        assert torch.equal(losses[0], losses[1])
-        for (name, p), q in zip(plain.named_parameters(), fitted.parameters(), strict=True):
-            assert (p.grad is None) == (q.grad is None), name
-            assert p.grad is None or torch.equal(p.grad, q.grad), name
+    same_steps(plain, fitted, lambda: loss_fn(plain(tokens()), tokens()), lambda: fitted(tokens(), tokens()), num_steps)
 
 
 def test_an_embedding_that_is_frozen_and_later_trained() -> None:

@@ -48,10 +48,13 @@ def _layer_norm_backward(grad: Tensor, x: Tensor, *rest: Any) -> Any:
 
 def _dropout(x: Tensor, p: float, train: bool | None) -> Any:
     """The op scales by 1/(1-p) in double precision, rounded; the plain model divides in single. They differ for one p in seven (0.15)."""
-    if train is False or x.dtype is not torch.float32 or p == 1 or _plain_scale(1 / (1 - p)) == _rounded(1 / (1 - p)):
+    if train is False or x.dtype is not torch.float32 or p == 1:
+        return NotImplemented
+    scale = 1 / (1 - p)
+    if _plain_scale(scale) == _rounded(scale):
         return NotImplemented
     mask = _ATEN.bernoulli.p(torch.empty_like(x, dtype=torch.bool), 1 - p)
-    return x * (mask.to(x.dtype) * _plain_scale(1 / (1 - p))), mask
+    return x * (mask.to(x.dtype) * _plain_scale(scale)), mask
 
 
 def _dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Any:
