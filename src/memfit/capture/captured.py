@@ -49,6 +49,13 @@ class LeftOutObject:
     kind: type
 
 
+def find_beside_the_loss(graded: Mapping[int, int]) -> frozenset[int]:
+    """Of outputs that have a gradient, with their numbers of dimensions, those beside the one number that is the loss; none where there is no
+    such number, or more."""
+    losses = [k for k, dim in graded.items() if dim == 0]
+    return frozenset(graded.keys() - losses) if len(losses) == 1 else frozenset()
+
+
 class Role(Enum):
     """What an op is to an engine."""
 
@@ -158,8 +165,8 @@ class Captured:
     def has_outputs_beside_the_loss(self) -> bool:
         """Whether one number among the outputs is the loss, and others have a gradient too."""
         found = [o.tensor for o in self.convention.outputs if isinstance(o, Ref)]
-        graded = [self.samples[found[i]] for i in self.convention.differentiable]
-        return len(graded) > 1 and sum(t is not None and t.dim() == 0 for t in graded) == 1
+        graded = {i: self.samples[found[i]] for i in self.convention.differentiable}
+        return bool(find_beside_the_loss({i: t.dim() for i, t in graded.items() if t is not None}))
 
     @property
     def boundary(self) -> int:

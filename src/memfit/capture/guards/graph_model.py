@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memfit.capture.captured import find_beside_the_loss
 from memfit.capture.trace.provenance import place_of, placed_at
 from memfit.torch_private.checkpoints import is_tagged
 from memfit.torch_private.fake import fake_mode
@@ -161,8 +162,7 @@ def find_outputs_beside_the_loss(graph: torch.fx.GraphModule) -> frozenset[int]:
     samples = {k: node.meta.get("example_value") for k, node in enumerate(last.args[0]) if isinstance(node, torch.fx.Node)}
     returned = find_returned_inputs(graph)
     graded = {k: t.dim() for k, t in samples.items() if isinstance(t, torch.Tensor) and t.requires_grad and k not in returned}
-    losses = [k for k, dim in graded.items() if dim == 0]
-    return frozenset(graded.keys() - losses) if len(losses) == 1 else frozenset()
+    return find_beside_the_loss(graded)
 
 
 def _find_overwritten(node: torch.fx.Node) -> Any:

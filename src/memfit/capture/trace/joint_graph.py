@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memfit.capture.captured import LeftOut, LeftOutObject
+from memfit.capture.captured import LeftOut, LeftOutObject, find_beside_the_loss
 from memfit.capture.guards.graph_model import GraphModel
 from memfit.capture.inputs import Call
 from memfit.capture.trace.fixes import decompositions
@@ -147,19 +147,13 @@ class _Step(nn.Module):
                 result = loss_fn(result, *targets)
         self.num_checkpoints = model.num_checkpoints if isinstance(model, GraphModel) else len(met)
         leaves, self.output_spec = flatten(take_apart(result))
-        beside = _find_beside_the_loss(leaves) if self._loss_only else ()
+        graded = {i: x.dim() for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.requires_grad}
+        beside = find_beside_the_loss(graded) if self._loss_only else frozenset()
         leaves = [LeftOut.like(x) if i in beside else x for i, x in enumerate(leaves)]
         leaves = [LeftOutObject(type(x)) if any(map(is_traced, tensors_inside(x))) else x for x in leaves]
         self.output_leaves = tuple(None if isinstance(x, torch.Tensor) else x for x in leaves)
         found = [x for x in leaves if isinstance(x, torch.Tensor)]
         return [x.clone() if i in cloned else x for i, x in enumerate(found)]
-
-
-def _find_beside_the_loss(leaves: Sequence[Any]) -> list[int]:
-    """Outputs that have a gradient and are not the one number that is the loss; none where there is no such number, or more."""
-    graded = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.requires_grad]
-    beside = [i for i in graded if leaves[i].dim()]
-    return beside if len(graded) - len(beside) == 1 else []
 
 
 def _device(step: _Step) -> torch.device:
